@@ -1,0 +1,1 @@
+"""Decode member: turns KV pages into tokens and text."""

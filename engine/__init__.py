@@ -1,0 +1,1 @@
+"""Model, KV pages and their allocator, sampler, sequence, runner."""

@@ -1,0 +1,1 @@
+"""Who may touch which page: grants, hand-over, spans, transports."""

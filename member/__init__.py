@@ -1,0 +1,1 @@
+"""The frame of a pool member: process, servers, threads, Watch and Check."""

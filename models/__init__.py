@@ -1,0 +1,1 @@
+"""Model files: where they are, what they say, how they are fetched and named. No torch."""

@@ -1,0 +1,1 @@
+"""Prefill member: turns prompts into KV pages and hands them over."""

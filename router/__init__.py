@@ -1,0 +1,1 @@
+"""Admits, places, relays and repairs requests."""

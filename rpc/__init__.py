@@ -1,0 +1,1 @@
+"""What every gRPC process shares: status details, interceptors, server and channel options."""

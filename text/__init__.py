@@ -1,0 +1,1 @@
+"""From text to token ids and back: tokenizers, chat templates, detokeniser, stop matcher. No torch."""
