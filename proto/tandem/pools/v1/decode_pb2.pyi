@@ -111,16 +111,18 @@ class Committed(_message.Message):
     def __init__(self, handover_s: _Optional[float] = ..., compute_s: _Optional[float] = ..., queue_s: _Optional[float] = ...) -> None: ...
 
 class Output(_message.Message):
-    __slots__ = ("response", "next_sequence_no", "selected_token_ids", "text_bytes")
+    __slots__ = ("response", "next_sequence_no", "selected_token_ids", "text_bytes", "returned_tokens")
     RESPONSE_FIELD_NUMBER: _ClassVar[int]
     NEXT_SEQUENCE_NO_FIELD_NUMBER: _ClassVar[int]
     SELECTED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TEXT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RETURNED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     response: bytes
     next_sequence_no: int
     selected_token_ids: _containers.RepeatedScalarFieldContainer[int]
     text_bytes: int
-    def __init__(self, response: _Optional[bytes] = ..., next_sequence_no: _Optional[int] = ..., selected_token_ids: _Optional[_Iterable[int]] = ..., text_bytes: _Optional[int] = ...) -> None: ...
+    returned_tokens: int
+    def __init__(self, response: _Optional[bytes] = ..., next_sequence_no: _Optional[int] = ..., selected_token_ids: _Optional[_Iterable[int]] = ..., text_bytes: _Optional[int] = ..., returned_tokens: _Optional[int] = ...) -> None: ...
 
 class Ended(_message.Message):
     __slots__ = ("finish_reason", "cause", "matched_stop", "matched_token_id", "usage", "text", "next_sequence_no", "decode_s", "stop_hold_s", "held_bytes", "cancel_observed_s", "cancel_effective_s", "released")
