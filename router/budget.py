@@ -1,0 +1,323 @@
+"""How much of the pools a request may hold: budgets as values, estimates, and the tickets of this router. Pure."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from lifecycle.record import AttemptKey
+
+
+class Resource(Enum):
+    """What a budget counts."""
+
+    TOKENS = "tokens"
+    """Prompt tokens waiting or being computed: held from admission until the hand-over has committed."""
+    PAGES = "pages"
+    """KV pages of the decode pool: held from admission until the end."""
+
+
+class Scope(Enum):
+    """Whom a budget limits."""
+
+    MEMBER = "member"
+    TENANT = "tenant"
+    TOTAL = "total"
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Names one budget. `name` is the member or the tenant; empty for the total."""
+
+    resource: Resource
+    scope: Scope
+    name: str = ""
+
+    @property
+    def label(self) -> str:
+        """Its name in keys, messages and quota violations, such as "pages:member:decode-0"."""
+        return f"{self.resource.value}:{self.scope.value}:{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """An amount wanted of a budget that may hold at most `limit`, both in the budget's unit."""
+
+    budget: Budget
+    amount: int
+    limit: int
+
+    def __post_init__(self) -> None:
+        if self.amount < 0 or self.limit < 0:
+            raise ValueError(f"claim on {self.budget.label}: amount {self.amount} and limit {self.limit} must be 0 or more")
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """Why a claim was refused: of `limit` units `taken` are held and `wanted` more were asked for."""
+
+    budget: Budget
+    wanted: int
+    taken: int
+    limit: int
+
+    @property
+    def never_fits(self) -> bool:
+        """Whether even an idle pool could not carry it."""
+        return self.wanted > self.limit
+
+    def __str__(self) -> str:
+        return f"{self.budget.label}: {self.wanted} wanted, {self.taken} of {self.limit} taken"
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What one attempt needs. `prefill_tokens` is 0 when the decode member computes the prompt itself."""
+
+    prefill_tokens: int
+    pages: int
+
+
+class Reservation(Enum):
+    """How many pages an admitted request is promised."""
+
+    FULL = "full"
+    """Prompt and max_output_tokens: never short of pages later."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits that a router sets beside the members' own capacity. None is no limit."""
+
+    tenant_tokens: int | None = None
+    tenant_pages: int | None = None
+    total_tokens: int | None = None
+    total_pages: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What the pools offer a single request at best: the largest member of each kind counts.
+
+    `member_tokens` is None when no member computes prompts for others, so nothing limits it.
+    """
+
+    context_tokens: int
+    page_tokens: int
+    member_pages: int
+    member_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NeverFits:
+    """A request that no idle cell could carry: the field to blame, its value and the greatest value that would do."""
+
+    field: str
+    value: int
+    limit: int
+    sentence: str
+
+
+def estimate(
+    prompt_tokens: int, max_output_tokens: int, page_tokens: int, *, reservation: Reservation = Reservation.FULL
+) -> Demand:
+    """Prefill tokens and decode pages of one sequence. The last generated token is never fed back, so it needs no row."""
+    if prompt_tokens < 1 or max_output_tokens < 1 or page_tokens < 1:
+        raise ValueError("prompt_tokens, max_output_tokens and page_tokens must be at least 1")
+    if reservation is not Reservation.FULL:
+        raise ValueError(f"no estimate for reservation {reservation}")
+    return Demand(prefill_tokens=prompt_tokens, pages=math.ceil((prompt_tokens + max_output_tokens) / page_tokens))
+
+
+def never_fits(prompt_tokens: int, max_output_tokens: int, capacity: Capacity, limits: Limits) -> NeverFits | None:
+    """Whether an idle cell would refuse this for ever, with the field and the true limit; None when it can run."""
+    if prompt_tokens + max_output_tokens > capacity.context_tokens:
+        room = max(0, capacity.context_tokens - max_output_tokens)
+        return NeverFits(
+            "prompt",
+            prompt_tokens,
+            room,
+            f"prompt ({prompt_tokens} tokens) and max_output_tokens ({max_output_tokens}) exceed the context of "
+            f"{capacity.context_tokens} tokens",
+        )
+    token_limits = (("a prefill member", capacity.member_tokens), *_router_limits(limits, Resource.TOKENS))
+    for owner, limit in token_limits:
+        if limit is not None and prompt_tokens > limit:
+            return NeverFits(
+                "prompt", prompt_tokens, limit, f"prompt has {prompt_tokens} tokens; {owner} takes at most {limit} at once"
+            )
+    pages = estimate(prompt_tokens, max_output_tokens, capacity.page_tokens).pages
+    for owner, limit in (("a decode member", capacity.member_pages), *_router_limits(limits, Resource.PAGES)):
+        if limit is not None and pages > limit:
+            return NeverFits(
+                "max_output_tokens",
+                max_output_tokens,
+                max(0, limit * capacity.page_tokens - prompt_tokens),
+                f"prompt ({prompt_tokens} tokens) and max_output_tokens ({max_output_tokens}) need {pages} KV pages of "
+                f"{capacity.page_tokens} tokens; {owner} has {limit}",
+            )
+    return None
+
+
+def _router_limits(limits: Limits, resource: Resource) -> tuple[tuple[str, int | None], ...]:
+    if resource is Resource.TOKENS:
+        return (("a tenant", limits.tenant_tokens), ("the cell", limits.total_tokens))
+    return (("a tenant", limits.tenant_pages), ("the cell", limits.total_pages))
+
+
+@dataclass(frozen=True, slots=True)
+class Seats:
+    """Where an attempt would run, with each member's capacity: the arguments of `claims`."""
+
+    tenant: str
+    decode_member: str
+    decode_pages: int
+    prefill_member: str = ""
+    prefill_tokens: int = 0
+
+
+def claims(demand: Demand, seats: Seats, limits: Limits) -> tuple[Claim, ...]:
+    """Everything an attempt must hold to run there. Without a prefill member nothing is claimed of prefill tokens."""
+    wanted = [Claim(Budget(Resource.PAGES, Scope.MEMBER, seats.decode_member), demand.pages, seats.decode_pages)]
+    optional = [
+        (Budget(Resource.PAGES, Scope.TENANT, seats.tenant), demand.pages, limits.tenant_pages),
+        (Budget(Resource.PAGES, Scope.TOTAL), demand.pages, limits.total_pages),
+    ]
+    if seats.prefill_member:
+        tokens = demand.prefill_tokens
+        wanted.append(Claim(Budget(Resource.TOKENS, Scope.MEMBER, seats.prefill_member), tokens, seats.prefill_tokens))
+        optional.append((Budget(Resource.TOKENS, Scope.TENANT, seats.tenant), tokens, limits.tenant_tokens))
+        optional.append((Budget(Resource.TOKENS, Scope.TOTAL), tokens, limits.total_tokens))
+    wanted.extend(Claim(budget, amount, limit) for budget, amount, limit in optional if limit is not None)
+    return tuple(wanted)
+
+
+class OverBudget(Exception):
+    """A claim that does not fit now. Nothing was taken."""
+
+    def __init__(self, shortage: Shortage) -> None:
+        super().__init__(str(shortage))
+        self.shortage = shortage
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """Budget that this router holds for one admitted attempt."""
+
+    key: AttemptKey
+    claims: tuple[Claim, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetStatistics:
+    """Totals since the start, and what is held now by budget label."""
+
+    open_tickets: int
+    acquired: int
+    released: int
+    late_releases: int
+    refused: Mapping[str, int]
+    held: Mapping[str, int]
+
+
+class BudgetBook:
+    """The tickets of one router: a quick first answer before the store is asked, and the count that must return to zero.
+
+    The store decides across routers; this book never admits more than the limits on its own account.
+    """
+
+    def __init__(self) -> None:
+        self._tickets: dict[AttemptKey, Ticket] = {}
+        self._held: dict[Budget, int] = {}
+        self._acquired = 0
+        self._released = 0
+        self._late_releases = 0
+        self._refused: dict[str, int] = {}
+
+    def held(self, budget: Budget) -> int:
+        """Units of `budget` held by this router's tickets."""
+        return self._held.get(budget, 0)
+
+    def shortage(self, wanted: Iterable[Claim]) -> Shortage | None:
+        """The first claim that does not fit beside what is held, None when all fit."""
+        for claim in wanted:
+            taken = self.held(claim.budget)
+            if taken + claim.amount > claim.limit:
+                return Shortage(claim.budget, claim.amount, taken, claim.limit)
+        return None
+
+    def acquire(self, key: AttemptKey, wanted: Sequence[Claim]) -> Ticket:
+        """Take all claims or none. Raises OverBudget with what is short, ValueError for a key that has a ticket."""
+        if key in self._tickets:
+            raise ValueError(f"request {key.request_id!r} attempt {key.attempt} already holds a ticket")
+        if len({claim.budget for claim in wanted}) != len(wanted):
+            raise ValueError("claims of one ticket must name each budget once")
+        short = self.shortage(wanted)
+        if short is not None:
+            label = f"{short.budget.resource.value}:{short.budget.scope.value}"
+            self._refused[label] = self._refused.get(label, 0) + 1
+            raise OverBudget(short)
+        ticket = Ticket(key, tuple(wanted))
+        self._tickets[key] = ticket
+        for claim in wanted:
+            self._held[claim.budget] = self.held(claim.budget) + claim.amount
+        self._acquired += 1
+        return ticket
+
+    def release(self, ticket: Ticket) -> bool:
+        """Give a ticket back; True the first time. A second release changes nothing and is counted in `late_releases`:
+        clean-up paths may meet (cancel, loss of a member, end), and none of them should fail for coming second."""
+        if self._tickets.get(ticket.key) is not ticket:
+            self._late_releases += 1
+            return False
+        del self._tickets[ticket.key]
+        self._give_back(ticket.claims)
+        self._released += 1
+        return True
+
+    def release_tokens(self, ticket: Ticket) -> Ticket:
+        """The hand-over has committed: give back the prompt tokens, keep the pages. Returns the ticket that is left.
+
+        A ticket that is no longer open, or holds no tokens any more, is returned as it is.
+        """
+        kept = tuple(claim for claim in ticket.claims if claim.budget.resource is not Resource.TOKENS)
+        if self._tickets.get(ticket.key) is not ticket or len(kept) == len(ticket.claims):
+            return ticket
+        left = Ticket(ticket.key, kept)
+        self._tickets[ticket.key] = left
+        self._give_back(claim for claim in ticket.claims if claim.budget.resource is Resource.TOKENS)
+        return left
+
+    def _give_back(self, given: Iterable[Claim]) -> None:
+        for claim in given:
+            left = self._held[claim.budget] - claim.amount
+            if left:
+                self._held[claim.budget] = left
+            else:
+                self._held.pop(claim.budget)
+
+    def statistics(self) -> BudgetStatistics:
+        """Counts for metrics and the admin check."""
+        return BudgetStatistics(
+            open_tickets=len(self._tickets),
+            acquired=self._acquired,
+            released=self._released,
+            late_releases=self._late_releases,
+            refused=dict(self._refused),
+            held={budget.label: units for budget, units in self._held.items()},
+        )
+
+    def check(self) -> list[str]:
+        """Recount from the tickets; sentences about what does not add up, empty when all does."""
+        recount: dict[Budget, int] = {}
+        for ticket in self._tickets.values():
+            for claim in ticket.claims:
+                recount[claim.budget] = recount.get(claim.budget, 0) + claim.amount
+        faults = [
+            f"{budget.label}: {self.held(budget)} held, the tickets add up to {recount.get(budget, 0)}"
+            for budget in self._held.keys() | recount.keys()
+            if self.held(budget) != recount.get(budget, 0)
+        ]
+        if self._acquired - self._released != len(self._tickets):
+            faults.append(f"{self._acquired} tickets acquired, {self._released} released, {len(self._tickets)} open")
+        return faults
