@@ -1,1 +1,1 @@
-"""Who may touch which page: grants, hand-over, spans, transports."""
+"""Who may touch which page: grants, hand-over plans, transports. Nothing here knows the engine."""
