@@ -1,0 +1,57 @@
+"""The list of free pages: doubly linked through arrays, so that any page leaves it in constant time. Pure."""
+
+from array import array
+from collections.abc import Iterator
+
+
+class FreeList:
+    """Free page ids, least recently freed first.
+
+    Page 0 is never in the list: its two cells are the list's two ends, which is why no case for an empty list or for
+    an end is needed anywhere. Eight bytes a page.
+    """
+
+    __slots__ = ("_after", "_before", "_length")
+
+    def __init__(self, total_pages: int) -> None:
+        """All pages 1..total_pages-1, ascending."""
+        last = total_pages - 1
+        self._after: array[int] = array("i", [*range(1, total_pages), 0])
+        self._before: array[int] = array("i", [last, *range(last)])
+        self._length = last
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[int]:
+        """Walks at most as many steps as there can be pages, so that a broken chain ends the walk too."""
+        page = self._after[0]
+        for _ in range(len(self._after)):
+            if page == 0:
+                return
+            yield page
+            page = self._after[page]
+
+    def append(self, page: int) -> None:
+        """Put a page that is not in the list at the end that is handed out last."""
+        last = self._before[0]
+        self._after[last] = page
+        self._before[page] = last
+        self._after[page] = 0
+        self._before[0] = page
+        self._length += 1
+
+    def remove(self, page: int) -> None:
+        """Take out a page that is in the list, wherever it stands."""
+        before, after = self._before[page], self._after[page]
+        self._after[before] = after
+        self._before[after] = before
+        self._length -= 1
+
+    def oldest(self) -> int:
+        """The least recently freed page; 0 when the list is empty."""
+        return self._after[0]
+
+    def broken_links(self) -> list[int]:
+        """Pages in the chain whose neighbour does not point back; empty when the chain is whole."""
+        return [page for page in (0, *self) if self._before[self._after[page]] != page]

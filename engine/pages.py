@@ -1,0 +1,356 @@
+"""The allocator of one KV group's pages: who holds which page, and what may be handed out. Pure."""
+
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from engine.page_list import FreeList
+from engine.page_types import (
+    MAX_PAGES,
+    NULL_PAGE,
+    GrantedPage,
+    OutOfPages,
+    PageCounts,
+    PageError,
+    PageState,
+    StaleHolder,
+    WrongPageState,
+)
+
+__all__ = [
+    "MAX_PAGES",
+    "NULL_PAGE",
+    "GrantedPage",
+    "OutOfPages",
+    "PageCounts",
+    "PageError",
+    "PagePool",
+    "PageState",
+    "StaleHolder",
+    "WrongPageState",
+]
+
+
+class _GrantPhase(IntEnum):
+    OFFERED = 0
+    REVOKING = 1
+    QUARANTINED = 2
+
+
+@dataclass(slots=True)
+class _Grant:
+    pages: list[int]
+    phase: _GrantPhase = _GrantPhase.OFFERED
+
+
+class PagePool:
+    """Pages 1..total_pages-1 of one KV group. Constant time a page for every call but `check`.
+
+    Holders, grants and pins are named by ids that the caller never uses twice. A holder comes into being with its
+    first `allocate`, `share` or `commit_grant` and ends with its one `release`; the order of its pages is the order
+    of its tokens.
+
+    Order of handing out: the page after the holder's last one when that is free, else the least recently freed page
+    and then its free neighbours, upwards first. Each stretch comes out ascending. So in a pool whose free pages are
+    one stretch every allocation is one stretch, and a freed table comes back whole, whatever order it was freed in.
+    """
+
+    def __init__(self, total_pages: int) -> None:
+        """`total_pages` includes the null page: 2 to MAX_PAGES."""
+        if not 2 <= total_pages <= MAX_PAGES:
+            raise ValueError(f"total_pages is {total_pages}, must be 2 to {MAX_PAGES} (page 0 is never handed out)")
+        self._total = total_pages
+        self._free = FreeList(total_pages)
+        self._state = bytearray(total_pages)
+        self._references: array[int] = array("i", bytes(4 * total_pages))
+        self._pin_counts: array[int] = array("i", bytes(4 * total_pages))
+        self._generation: array[int] = array("q", bytes(8 * total_pages))
+        self._in_state = [0] * len(PageState)
+        self._in_state[PageState.FREE] = total_pages - 1
+        self._holders: dict[str, list[int]] = {}
+        self._grants: dict[str, _Grant] = {}
+        self._pins: dict[str, tuple[int, ...]] = {}
+
+    # Reading ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def free_pages(self) -> int:
+        """Pages that can be handed out now."""
+        return len(self._free)
+
+    @property
+    def usable_pages(self) -> int:
+        """Pages that could be handed out if nothing were held."""
+        return self._total - 1
+
+    def counts(self) -> PageCounts:
+        """Pages by state."""
+        count = self._in_state
+        return PageCounts(
+            total=self.usable_pages,
+            free=count[PageState.FREE],
+            owned=count[PageState.OWNED],
+            cached=count[PageState.CACHED],
+            granted=count[PageState.GRANTED],
+            quarantined=count[PageState.QUARANTINED],
+            pinned=count[PageState.PINNED],
+        )
+
+    def state(self, page: int) -> PageState:
+        """State of a page; raises WrongPageState for the null page and for ids outside the pool."""
+        if not 0 < page < self._total:
+            raise WrongPageState(f"page {page} is not one of pages 1 to {self._total - 1}")
+        return PageState(self._state[page])
+
+    def generation(self, page: int) -> int:
+        """How often the page was granted."""
+        self.state(page)
+        return self._generation[page]
+
+    def pages_of(self, holder: str) -> tuple[int, ...]:
+        """The holder's pages in order of tokens. Raises StaleHolder."""
+        return tuple(self._held(holder))
+
+    def pages_granted(self, grant_id: str) -> tuple[int, ...]:
+        """The pages of an open grant in order of tokens. Raises StaleHolder."""
+        return tuple(self._open_grant(grant_id).pages)
+
+    def holds(self, holder: str) -> bool:
+        """Whether the holder has something to release (its table may be empty)."""
+        return holder in self._holders
+
+    # Holders ---------------------------------------------------------------------------------------------------------
+
+    def allocate(self, holder: str, count: int) -> list[int]:
+        """Append `count` pages to the holder's table and return them; all or nothing. Raises OutOfPages."""
+        self._need(count)
+        table = self._holders.get(holder)
+        pages = self._take(count, after=table[-1] if table else NULL_PAGE)
+        for page in pages:
+            self._references[page] = 1
+            self._move(page, PageState.OWNED)
+        self._holders.setdefault(holder, []).extend(pages)
+        return pages
+
+    def share(self, holder: str, pages: Sequence[int]) -> None:
+        """Append pages that others own to the holder's table, with one more reference each."""
+        table = self._holders.get(holder, ())
+        if len({*table, *pages}) != len(table) + len(pages):
+            raise WrongPageState(f"holder {holder!r} would hold a page twice")
+        self._require_owned(pages, "shared")
+        for page in pages:
+            self._references[page] += 1
+        self._holders.setdefault(holder, []).extend(pages)
+
+    def trim(self, holder: str, keep: int) -> int:
+        """Give back the holder's pages after the first `keep`, last first; returns how many. The holder stays."""
+        if keep < 0:
+            raise ValueError(f"keep is {keep} pages, must be at least 0")
+        table = self._held(holder)
+        given_back = table[keep:]
+        del table[keep:]
+        self._drop_references(reversed(given_back))
+        return len(given_back)
+
+    def release(self, holder: str) -> int:
+        """End the holder: give back all its pages, last first; returns how many. Raises StaleHolder on a second call."""
+        table = self._held(holder)
+        del self._holders[holder]
+        self._drop_references(reversed(table))
+        return len(table)
+
+    # Grants ----------------------------------------------------------------------------------------------------------
+
+    def grant(self, grant_id: str, count: int) -> list[GrantedPage]:
+        """Offer `count` free pages (0 on a full prefix hit) to a writer; all or nothing. Raises OutOfPages."""
+        if grant_id in self._grants:
+            raise WrongPageState(f"grant {grant_id!r} is open already: grant ids are never used twice")
+        self._need(count)
+        pages = self._take(count, after=NULL_PAGE)
+        for page in pages:
+            self._generation[page] += 1
+            self._move(page, PageState.GRANTED)
+        self._grants[grant_id] = _Grant(pages)
+        return [GrantedPage(page, self._generation[page]) for page in pages]
+
+    def commit_grant(self, grant_id: str, holder: str) -> list[int]:
+        """The writer is done: append the grant's pages to the holder's table. Refused once the grant is revoked."""
+        grant = self._open_grant(grant_id)
+        if grant.phase is not _GrantPhase.OFFERED:
+            raise WrongPageState(f"grant {grant_id!r} was revoked and cannot be committed")
+        del self._grants[grant_id]
+        for page in grant.pages:
+            self._references[page] = 1
+            self._move(page, PageState.OWNED)
+        self._holders.setdefault(holder, []).extend(grant.pages)
+        return grant.pages
+
+    def revoke_grant(self, grant_id: str) -> None:
+        """From now on the grant cannot be committed. Its pages stay granted until reclaimed. May be called again."""
+        grant = self._open_grant(grant_id)
+        grant.phase = max(grant.phase, _GrantPhase.REVOKING)
+
+    def reclaim_grant(self, grant_id: str) -> int:
+        """The writer is known to have stopped: free the pages of a revoked or quarantined grant; returns how many."""
+        grant = self._revoked_grant(grant_id, "reclaimed")
+        del self._grants[grant_id]
+        for page in reversed(grant.pages):
+            self._make_free(page)
+        return len(grant.pages)
+
+    def quarantine_grant(self, grant_id: str) -> int:
+        """The writer cannot be asked: set a revoked grant's pages aside; returns how many. May be called again."""
+        grant = self._revoked_grant(grant_id, "quarantined")
+        grant.phase = _GrantPhase.QUARANTINED
+        for page in grant.pages:
+            self._move(page, PageState.QUARANTINED)
+        return len(grant.pages)
+
+    # Pins ------------------------------------------------------------------------------------------------------------
+
+    def pin(self, pin_id: str, pages: Sequence[int]) -> None:
+        """Keep owned pages from becoming free while a write in flight reads them. A page may carry several pins."""
+        if pin_id in self._pins:
+            raise WrongPageState(f"pin {pin_id!r} is in use already: pin ids are never used twice")
+        if len(set(pages)) != len(pages):
+            raise WrongPageState(f"pin {pin_id!r} names a page twice")
+        self._require_owned(pages, "pinned")
+        for page in pages:
+            self._pin_counts[page] += 1
+        self._pins[pin_id] = tuple(pages)
+
+    def unpin(self, pin_id: str) -> int:
+        """End a pin; pages that no holder and no other pin keeps become free. Returns how many the pin held."""
+        try:
+            pages = self._pins.pop(pin_id)
+        except KeyError:
+            raise StaleHolder("pin", pin_id) from None
+        for page in reversed(pages):
+            self._pin_counts[page] -= 1
+            if self._state[page] == PageState.PINNED and self._pin_counts[page] == 0:
+                self._make_free(page)
+        return len(pages)
+
+    # Books -----------------------------------------------------------------------------------------------------------
+
+    def check(self) -> list[str]:
+        """Recount everything from the holders; one sentence for each thing that does not add up. Linear in pages."""
+        references = Counter(page for table in self._holders.values() for page in table)
+        pins = Counter(page for pages in self._pins.values() for page in pages)
+        granted = Counter(page for grant in self._grants.values() for page in grant.pages)
+        free = Counter(self._free)
+        wrong = [f"page {page}: the links of the free list do not match" for page in self._free.broken_links()]
+        if len(self._free) != free.total():
+            wrong.append(f"the free list says {len(self._free)} pages and holds {free.total()}")
+        quarantined = {page for grant in self._grants.values() if grant.phase is _GrantPhase.QUARANTINED for page in grant.pages}
+        seen = [0] * len(PageState)
+        for page in range(1, self._total):
+            expected = _expected_state(references[page], pins[page], granted[page], page in quarantined)
+            seen[expected] += 1
+            wrong += self._wrong_page(page, expected, references[page], pins[page])
+            if (free[page], granted[page]) not in ((0, 0), (1, 0), (0, 1)) or (free[page] == 1) != (expected == PageState.FREE):
+                wrong.append(f"page {page}: {free[page]} times in the free list, in {granted[page]} grants")
+            if granted[page] and (references[page] or pins[page]):
+                wrong.append(f"page {page}: granted to a writer and held by {references[page]} holders, {pins[page]} pins")
+        for state in PageState:
+            if seen[state] != self._in_state[state]:
+                wrong.append(f"{self._in_state[state]} pages are counted as {state.name}, {seen[state]} are")
+        return wrong
+
+    def _wrong_page(self, page: int, expected: PageState, references: int, pins: int) -> list[str]:
+        wrong = []
+        if self._state[page] != expected:
+            wrong.append(f"page {page}: state {PageState(self._state[page]).name}, its holders make it {expected.name}")
+        if self._references[page] != references:
+            wrong.append(f"page {page}: {self._references[page]} references counted, {references} held")
+        if self._pin_counts[page] != pins:
+            wrong.append(f"page {page}: {self._pin_counts[page]} pins counted, {pins} held")
+        return wrong
+
+    # Inside ----------------------------------------------------------------------------------------------------------
+
+    def _held(self, holder: str) -> list[int]:
+        try:
+            return self._holders[holder]
+        except KeyError:
+            raise StaleHolder("holder", holder) from None
+
+    def _open_grant(self, grant_id: str) -> _Grant:
+        try:
+            return self._grants[grant_id]
+        except KeyError:
+            raise StaleHolder("grant", grant_id) from None
+
+    def _revoked_grant(self, grant_id: str, done: str) -> _Grant:
+        grant = self._open_grant(grant_id)
+        if grant.phase is _GrantPhase.OFFERED:
+            raise WrongPageState(f"grant {grant_id!r} must be revoked before it can be {done}")
+        return grant
+
+    def _require_owned(self, pages: Iterable[int], done: str) -> None:
+        for page in pages:
+            if self.state(page) is not PageState.OWNED:
+                raise WrongPageState(f"page {page} is {self.state(page).name} and cannot be {done}: it must be OWNED")
+
+    def _need(self, count: int) -> None:
+        if count < 0:
+            raise ValueError(f"count is {count} pages, must be at least 0")
+        if count > len(self._free):
+            raise OutOfPages(count, len(self._free))
+
+    def _take(self, count: int, after: int) -> list[int]:
+        """Take `count` pages out of the free list, in ascending stretches; the caller knows that there are enough."""
+        pages: list[int] = []
+        start = after + 1
+        if after == NULL_PAGE or start >= self._total or self._state[start] != PageState.FREE:
+            start = NULL_PAGE
+        while len(pages) < count:
+            start = start or self._free.oldest()
+            upwards = self._take_run(range(start, self._total), count - len(pages))
+            downwards = self._take_run(range(start - 1, 0, -1), count - len(pages) - len(upwards))
+            pages += reversed(downwards)
+            pages += upwards
+            start = NULL_PAGE
+        return pages
+
+    def _take_run(self, ids: range, most: int) -> list[int]:
+        run: list[int] = []
+        for page in ids:
+            if len(run) == most or self._state[page] != PageState.FREE:
+                break
+            self._free.remove(page)
+            # Marked at once, so that a neighbour's run cannot take it again; the caller moves it on.
+            self._move(page, PageState.OWNED)
+            run.append(page)
+        return run
+
+    def _move(self, page: int, state: PageState) -> None:
+        self._in_state[self._state[page]] -= 1
+        self._in_state[state] += 1
+        self._state[page] = state
+
+    def _make_free(self, page: int) -> None:
+        self._move(page, PageState.FREE)
+        self._free.append(page)
+
+    def _drop_references(self, pages: Iterable[int]) -> None:
+        for page in pages:
+            self._references[page] -= 1
+            if self._references[page] > 0:
+                continue
+            if self._pin_counts[page] > 0:
+                self._move(page, PageState.PINNED)
+            else:
+                self._make_free(page)
+
+
+def _expected_state(references: int, pins: int, granted: int, quarantined: bool) -> PageState:
+    if references:
+        return PageState.OWNED
+    if pins:
+        return PageState.PINNED
+    if quarantined:
+        return PageState.QUARANTINED
+    return PageState.GRANTED if granted else PageState.FREE
