@@ -1,0 +1,137 @@
+"""What the actors of a prefill member tell one another."""
+
+from dataclasses import dataclass
+
+from kv_transfer.plan import HandoverPlan
+from kv_transfer.ports import PushResult
+from lifecycle.record import AttemptKey
+
+# Closed labels of PrefillFailed.
+DRAINING = "draining"
+UNKNOWN_MODEL = "unknown_model"
+WRONG_INCARNATION = "wrong_incarnation"
+LAYOUT_MISMATCH = "layout_mismatch"
+BAD_GRANT = "bad_grant"
+QUEUE_FULL = "queue_full"
+TOO_LONG = "too_long"
+REVOKED = "revoked"
+DEADLINE = "deadline"
+TRANSFER_FAILED = "transfer_failed"
+LEASE_EXPIRED = "lease_expired"
+MODEL_ERROR = "model_error"
+ABANDONED = "abandoned"
+
+RETRYABLE = frozenset({DRAINING, WRONG_INCARNATION, QUEUE_FULL, REVOKED, TRANSFER_FAILED, LEASE_EXPIRED, MODEL_ERROR, TOO_LONG})
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Compute a prompt and fill a grant. remaining_s: seconds until the request's clock runs out; None is no limit."""
+
+    key: AttemptKey
+    plan: HandoverPlan
+    prompt_token_ids: tuple[int, ...]
+    priority: int
+    remaining_s: float | None
+
+    @property
+    def grant_id(self) -> str:
+        """The grant to fill."""
+        return self.plan.grant.grant_id
+
+
+@dataclass(frozen=True, slots=True)
+class Abandon:
+    """The router ended the call: stop before the next chunk."""
+
+    grant_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Decode wants a grant back. `asker` names the waiting call."""
+
+    grant_id: str
+    asker: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """The transfer thread is done with these pushes. post_s: seconds it spent posting them."""
+
+    results: tuple[PushResult, ...]
+    post_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Take nothing new (expel=False), or give up everything that runs (expel=True)."""
+
+    expel: bool
+
+
+Command = Submit | Abandon | Drain | Pushed | Close
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The job is in the queue; so many tokens are computed before it."""
+
+    grant_id: str
+    queued_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Positions of the prompt computed so far."""
+
+    grant_id: str
+    computed_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Counts and times (seconds) of one finished hand-over."""
+
+    cached_tokens: int
+    sent_bytes: int
+    queue_s: float
+    compute_s: float
+    handover_s: float
+    exposed_s: float
+    post_s: float
+    chunks: tuple[tuple[float, int], ...]
+    """When each chunk ended, in monotonic seconds, and the tokens computed by then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """Everything is written."""
+
+    grant_id: str
+    figures: Figures
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The grant will not be filled."""
+
+    grant_id: str
+    cause: str
+    detail: str
+
+    @property
+    def retryable(self) -> bool:
+        """Whether another member could succeed."""
+        return self.cause in RETRYABLE
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """The answer to a Drain: nothing is in flight and nothing will start. committed: every write had been done."""
+
+    asker: int
+    committed: bool
+
+
+Output = Accepted | Progress | Committed | Failed | Drained
