@@ -1,0 +1,352 @@
+"""The prefill scheduler in virtual time: budgets, order, endings, and that everything held is given back once."""
+
+import zlib
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from engine.pages import PagePool
+from kv_transfer.grants import WriterBook
+from kv_transfer.offer import Endpoint, Grant, GrantPages, LayoutView, Peer, Slab
+from kv_transfer.plan import SourceMemory, plan
+from kv_transfer.ports import PushResult
+from lifecycle.record import AttemptKey
+from prefill_svc import messages as m
+from prefill_svc.scheduler import PrefillScheduler, SchedulerLimits
+
+PAGE_TOKENS = 4
+PAGE_BYTES = 1 << 20
+ROW_BYTES = 64
+FINGERPRINT = "ab" * 16
+LIMITS = SchedulerLimits(
+    step_tokens=8, step_sequences=3, max_jobs=6, max_queued_tokens=100, max_pass_over=2, staging_rows=2, context_tokens=64
+)
+
+
+def submit(number: int, tokens: int, *, priority: int = 0, remaining_s: float | None = None) -> m.Submit:
+    pages = -(-tokens // PAGE_TOKENS)
+    slabs = (Slab(1 << 40, 64 * PAGE_BYTES, PAGE_BYTES), Slab(1 << 41, 8 * ROW_BYTES, ROW_BYTES))
+    grant = Grant(
+        grant_id=f"{number:032x}",
+        key=AttemptKey(f"r{number}", 1),
+        decode=Peer("decode-0", "d", "host:1"),
+        layout_fingerprint=FINGERPRINT,
+        first_position=0,
+        token_count=tokens,
+        groups=(GrantPages(tuple(range(1, pages + 1)), (1,) * pages),),
+        landing_row=0,
+        endpoint=Endpoint("agent", b"metadata", zlib.crc32(b"metadata"), slabs),
+        expires_after_s=30.0,
+    )
+    source = SourceMemory(
+        LayoutView(FINGERPRINT, (PAGE_TOKENS,)),
+        (Slab(1 << 42, 64 * PAGE_BYTES, PAGE_BYTES),),
+        Slab(1 << 43, LIMITS.staging_rows * ROW_BYTES, ROW_BYTES),
+    )
+    return m.Submit(grant.key, plan(grant, source), tuple(range(tokens)), priority, remaining_s)
+
+
+def scheduler(pages: int = 17, limits: SchedulerLimits = LIMITS) -> PrefillScheduler:
+    return PrefillScheduler(limits, [PagePool(pages)], [PAGE_TOKENS], WriterBook())
+
+
+def step(target: PrefillScheduler, now: float) -> list[tuple[str, int]] | None:
+    """Plan and run one step; returns (request number, tokens) of each chunk."""
+    planned = target.next_batch(now)
+    if planned is None:
+        return None
+    assert planned.batch.scheduled_tokens <= target.limits.step_tokens
+    assert planned.batch.scheduled_sequences <= target.limits.step_sequences
+    target.commit(planned, now + 0.01)
+    assert target.check() == []
+    return [(int(chunk.grant_id, 16), chunk.tokens) for chunk in planned.chunks]
+
+
+def pushed(target: PrefillScheduler, now: float, ok: bool = True) -> int:
+    """Let every write that was given out end."""
+    results = tuple(PushResult(push.push_id, ok, "" if ok else "transport_error") for push in target.take_pushes())
+    if results:
+        target.accept([m.Pushed(results, 0.001)], now)
+    return len(results)
+
+
+def at_rest(target: PrefillScheduler) -> None:
+    now = target.statistics()
+    assert target.check() == []
+    assert (now.waiting_jobs, now.computing_jobs, now.sending_jobs, now.stopping_jobs, now.pushes_in_flight) == (0, 0, 0, 0, 0)
+    assert now.staging_rows_used == 0
+    assert target._pools[0].counts().free == target._pools[0].usable_pages
+
+
+def kinds(target: PrefillScheduler) -> list[str]:
+    return [type(output).__name__ for output in target.take_outputs()]
+
+
+def test_a_prompt_is_computed_in_chunks_and_each_complete_page_is_sent_while_it_goes_on() -> None:
+    target = scheduler()
+    target.accept([submit(1, 21)], 0.0)
+    assert step(target, 0.1) == [(1, 8)]
+    assert target.take_pushes() == []  # a part holds four pages of 1 MiB; two are complete
+    assert step(target, 0.2) == [(1, 8)]
+    first = target.take_pushes()
+    assert [len(push.ranges) for push in first] == [1] and first[0].size_bytes == 4 * PAGE_BYTES
+    assert step(target, 0.3) == [(1, 5)]
+    rest = target.take_pushes()
+    assert [push.size_bytes for push in rest] == [2 * PAGE_BYTES, ROW_BYTES]
+    assert step(target, 0.4) is None
+    target.accept([m.Pushed(tuple(PushResult(push.push_id, True) for push in [*rest, *first]), 0.004)], 0.5)
+    outputs = target.take_outputs()
+    assert [type(output).__name__ for output in outputs] == ["Accepted", "Progress", "Progress", "Progress", "Committed"]
+    figures = outputs[-1].figures
+    assert figures.queue_s == pytest.approx(0.1) and figures.compute_s == pytest.approx(0.21)
+    assert figures.exposed_s == pytest.approx(0.19) and figures.handover_s == pytest.approx(0.29)
+    assert figures.sent_bytes == 6 * PAGE_BYTES + ROW_BYTES and figures.post_s == pytest.approx(0.004)
+    at_rest(target)
+
+
+def test_prompts_are_packed_and_the_budget_is_met() -> None:
+    target = scheduler()
+    target.accept([submit(1, 3), submit(2, 3), submit(3, 9)], 0.0)
+    assert step(target, 0.1) == [(1, 3), (2, 3), (3, 2)]
+    pushed(target, 0.15)
+    assert step(target, 0.2) == [(3, 7)]
+    pushed(target, 0.3)
+    at_rest(target)
+
+
+def test_higher_priority_first_then_age_and_holders_before_all() -> None:
+    target = scheduler()
+    target.accept([submit(1, 20)], 0.0)
+    assert step(target, 0.1) == [(1, 8)]
+    target.accept([submit(2, 4), submit(3, 4, priority=5)], 0.2)
+    assert step(target, 0.3) == [(1, 8)]
+    assert step(target, 0.4) == [(1, 4), (3, 4)]
+    assert pushed(target, 0.45)
+    assert step(target, 0.5) == [(2, 4)]
+
+
+def test_pages_are_taken_whole_or_not_at_all_and_a_blocked_head_is_passed_a_bounded_number_of_times() -> None:
+    """B37: two half-loaded prompts never hold the pool against each other."""
+    target = scheduler(pages=9, limits=replace(LIMITS, staging_rows=8))
+    target.accept([submit(1, 16), submit(2, 32), submit(3, 4), submit(4, 4), submit(5, 4)], 0.0)
+    assert step(target, 0.1) == [(1, 8)]
+    assert step(target, 0.2) == [(1, 8)]
+    assert step(target, 0.3) == [(3, 4), (4, 4)]  # two pass the prompt that does not fit, the third may not
+    assert step(target, 0.4) is None
+    while pushed(target, 0.5):
+        pass
+    assert step(target, 0.6) == [(2, 8)]
+
+
+@pytest.mark.parametrize(
+    ("command", "cause"),
+    [
+        (submit(9, 65), m.TOO_LONG),
+        (submit(9, 64), m.QUEUE_FULL),
+    ],
+)
+def test_refusals_name_the_limit_and_leave_nothing(command: m.Submit, cause: str) -> None:
+    target = scheduler()
+    target.accept([submit(1, 40)], 0.0)
+    target.take_outputs()
+    target.accept([command], 0.1)
+    (failed,) = target.take_outputs()
+    assert isinstance(failed, m.Failed) and failed.cause == cause and failed.retryable
+    assert any(character.isdigit() for character in failed.detail)
+    assert target.check() == [] and target.statistics().waiting_jobs == 1
+
+
+def test_a_prompt_that_has_no_time_left_is_not_computed() -> None:
+    """B40."""
+    target = scheduler()
+    target.accept([submit(1, 8, remaining_s=1.0)], 0.0)
+    assert target.next_wake(0.0) == 1.0
+    assert step(target, 1.0) is None
+    assert [output.cause for output in target.take_outputs() if isinstance(output, m.Failed)] == [m.DEADLINE]
+    at_rest(target)
+
+
+def test_abandon_stops_before_the_next_chunk_and_keeps_pages_until_writes_have_ended() -> None:
+    """B02, B05: source pages are held while a write reads them."""
+    target = scheduler()
+    target.accept([submit(1, 30)], 0.0)
+    step(target, 0.1)
+    step(target, 0.2)
+    (push,) = target.take_pushes()
+    target.accept([m.Abandon(f"{1:032x}")], 0.3)
+    assert step(target, 0.4) is None
+    assert target._pools[0].counts().free < target._pools[0].usable_pages
+    assert "Failed" not in kinds(target)
+    target.accept([m.Pushed((PushResult(push.push_id, True),), 0.0)], 0.5)
+    assert kinds(target) == ["Failed"]
+    at_rest(target)
+
+
+def test_drain_is_answered_when_nothing_is_in_flight_and_twice_the_same() -> None:
+    target = scheduler()
+    target.accept([submit(1, 30)], 0.0)
+    step(target, 0.1)
+    step(target, 0.2)
+    (push,) = target.take_pushes()
+    target.take_outputs()
+    target.accept([m.Drain(f"{1:032x}", 7), m.Drain(f"{1:032x}", 8)], 0.3)
+    assert kinds(target) == [] and step(target, 0.35) is None
+    target.accept([m.Pushed((PushResult(push.push_id, False, "peer_gone"),), 0.0)], 0.4)
+    outputs = target.take_outputs()
+    assert outputs[:2] == [m.Drained(7, False), m.Drained(8, False)]
+    assert isinstance(outputs[2], m.Failed) and outputs[2].cause == m.REVOKED
+    target.accept([m.Drain(f"{1:032x}", 9)], 0.5)
+    assert target.take_outputs() == [m.Drained(9, False)]
+    at_rest(target)
+
+
+def test_a_grant_drained_before_it_came_is_never_written() -> None:
+    target = scheduler()
+    target.accept([m.Drain(f"{1:032x}", 1), submit(1, 8)], 0.0)
+    outputs = target.take_outputs()
+    assert outputs[0] == m.Drained(1, False) and isinstance(outputs[1], m.Failed) and outputs[1].cause == m.REVOKED
+    assert step(target, 0.1) is None
+    at_rest(target)
+
+
+def test_a_failed_write_fails_the_grant_when_all_writes_have_ended() -> None:
+    """B13: whoever knows tells."""
+    target = scheduler()
+    target.accept([submit(1, 8)], 0.0)
+    step(target, 0.1)
+    first, second = target.take_pushes()
+    target.take_outputs()
+    target.accept([m.Pushed((PushResult(first.push_id, False, "peer_gone", "reset"),), 0.0)], 0.2)
+    assert kinds(target) == []
+    target.accept([m.Pushed((PushResult(second.push_id, True),), 0.0)], 0.3)
+    (failed,) = target.take_outputs()
+    assert (
+        isinstance(failed, m.Failed) and failed.cause == m.TRANSFER_FAILED and "peer_gone" in failed.detail and failed.retryable
+    )
+    at_rest(target)
+
+
+def test_a_failed_step_ends_its_jobs_only() -> None:
+    target = scheduler()
+    target.accept([submit(1, 8), submit(2, 4)], 0.0)
+    planned = target.next_batch(0.1)
+    assert planned is not None and len(planned.chunks) == 1
+    target.fail_step(planned, "out of memory", 0.2)
+    failed = [output for output in target.take_outputs() if isinstance(output, m.Failed)]
+    assert [(one.cause, one.detail) for one in failed] == [(m.MODEL_ERROR, "out of memory")]
+    assert step(target, 0.3) == [(2, 4)]
+    pushed(target, 0.4)
+    at_rest(target)
+
+
+def test_closing_refuses_new_work_and_expels_what_runs() -> None:
+    target = scheduler()
+    target.accept([submit(1, 8), m.Close(expel=False), submit(2, 4)], 0.0)
+    assert [output.cause for output in target.take_outputs() if isinstance(output, m.Failed)] == [m.DRAINING]
+    assert step(target, 0.1) == [(1, 8)]
+    target.accept([m.Close(expel=True)], 0.2)
+    assert kinds(target) == ["Progress"]
+    pushed(target, 0.3)
+    assert kinds(target) == ["Failed"]
+    at_rest(target)
+
+
+def test_a_member_that_slept_stops_writing_by_itself() -> None:
+    target = scheduler()
+    target.accept([submit(1, 30)], 0.0)
+    step(target, 0.1)
+    target.accept([], 60.0)
+    assert [output.cause for output in target.take_outputs() if isinstance(output, m.Failed)] == [m.LEASE_EXPIRED]
+    at_rest(target)
+
+
+def test_no_staging_row_holds_back_the_last_token_only() -> None:
+    target = scheduler()
+    target.accept([submit(1, 2), submit(2, 2), submit(3, 2)], 0.0)
+    assert step(target, 0.1) == [(1, 2), (2, 2), (3, 1)]
+    assert step(target, 0.2) is None
+    pushed(target, 0.3)
+    assert step(target, 0.4) == [(3, 1)]
+    pushed(target, 0.5)
+    at_rest(target)
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Any order of submits, steps, results, drains, abandons: books balance, each job ends once, nothing is left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.target = scheduler(pages=12)
+        self.flights: list[int] = []
+        self.submitted = 0
+        self.ends: Counter[str] = Counter()
+        self.asked: list[int] = []
+
+    def collect(self) -> None:
+        self.flights += [push.push_id for push in self.target.take_pushes()]
+        for output in self.target.take_outputs():
+            if isinstance(output, m.Committed | m.Failed):
+                self.ends[output.grant_id] += 1
+                assert self.ends[output.grant_id] == 1
+            elif isinstance(output, m.Drained):
+                self.asked.remove(output.asker)
+            else:
+                assert self.ends[output.grant_id] == 0
+
+    @rule(tokens=st.integers(1, 40), priority=st.integers(-1, 1), remaining_s=st.sampled_from([None, 0.5, 3.0]))
+    def submit(self, tokens: int, priority: int, remaining_s: float | None) -> None:
+        self.submitted += 1
+        self.target.accept([submit(self.submitted, tokens, priority=priority, remaining_s=remaining_s)], self.now)
+        self.collect()
+
+    @rule()
+    def turn(self) -> None:
+        self.now += 0.1
+        self.target.accept([], self.now)
+        planned = self.target.next_batch(self.now)
+        if planned is not None:
+            self.target.commit(planned, self.now)
+        self.collect()
+
+    @precondition(lambda self: self.flights)
+    @rule(ok=st.sampled_from([True, True, True, False]), pick=st.integers(0, 1000))
+    def write_ends(self, ok: bool, pick: int) -> None:
+        push_id = self.flights.pop(pick % len(self.flights))
+        self.target.accept([m.Pushed((PushResult(push_id, ok, "" if ok else "peer_gone"),), 0.0)], self.now)
+        self.collect()
+
+    @precondition(lambda self: self.submitted)
+    @rule(pick=st.integers(0, 1000), ahead=st.integers(0, 1))
+    def drain(self, pick: int, ahead: int) -> None:
+        self.asked.append(len(self.asked) + 10_000 * self.submitted)
+        self.target.accept([m.Drain(f"{1 + (pick % self.submitted) + ahead:032x}", self.asked[-1])], self.now)
+        self.collect()
+
+    @precondition(lambda self: self.submitted)
+    @rule(pick=st.integers(0, 1000))
+    def abandon(self, pick: int) -> None:
+        self.target.accept([m.Abandon(f"{1 + pick % self.submitted:032x}")], self.now)
+        self.collect()
+
+    @invariant()
+    def books_balance(self) -> None:
+        assert self.target.check() == []
+
+    def teardown(self) -> None:
+        """Whatever happened, work goes on until all is done: no deadlock, no leak."""
+        for _ in range(400):
+            self.turn()
+            while self.flights:
+                self.write_ends(True, 0)
+        assert len(self.ends) == self.submitted and not self.asked
+        at_rest(self.target)
+
+
+TestAnyOrder = AnyOrder.TestCase
+TestAnyOrder.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestAnyOrder.pytestmark = [pytest.mark.slow]
