@@ -45,7 +45,7 @@ def submit(number: int, tokens: int, *, priority: int = 0, remaining_s: float | 
     source = SourceMemory(
         LayoutView(FINGERPRINT, (PAGE_TOKENS,)),
         (Slab(1 << 42, 64 * PAGE_BYTES, PAGE_BYTES),),
-        Slab(1 << 43, LIMITS.staging_rows * ROW_BYTES, ROW_BYTES),
+        Slab(1 << 43, 8 * ROW_BYTES, ROW_BYTES),
     )
     return m.Submit(grant.key, plan(grant, source), tuple(range(tokens)), priority, remaining_s)
 

@@ -1,0 +1,209 @@
+"""The gRPC edge of a prefill member. Protobuf stops here."""
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kv_transfer.offer import BadGrant, LayoutMismatch, grant_from_proto
+from kv_transfer.plan import SourceMemory, plan
+from lifecycle.record import AttemptKey
+from member.inbox import Inbox, InboxFull
+from prefill_svc import messages as m
+from rpc.status import abort, unavailable
+from tandem.pools.v1 import prefill_pb2 as pb
+from tandem.pools.v1 import prefill_pb2_grpc as pb_grpc
+from telemetry.tracing import SpanEvent, Tracing
+
+RETRY_AFTER_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What this member is, as a router must name it."""
+
+    member: str
+    incarnation: str
+    model_snapshot: str
+
+
+class _Call:
+    """One open Prefill call: the newest of each kind of event, so that a slow reader holds nothing up."""
+
+    def __init__(self) -> None:
+        self._news = asyncio.Event()
+        self._accepted: m.Accepted | None = None
+        self._progress: m.Progress | None = None
+        self._last: m.Committed | m.Failed | None = None
+
+    def put(self, output: m.Output) -> None:
+        match output:
+            case m.Accepted():
+                self._accepted = output
+            case m.Progress():
+                self._progress = output
+            case m.Committed() | m.Failed():
+                self._last = output
+        self._news.set()
+
+    async def events(self) -> AsyncIterator[m.Accepted | m.Progress | m.Committed | m.Failed]:
+        """Events in order; the last one is Committed or Failed."""
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            for name in ("_accepted", "_progress", "_last"):
+                event = getattr(self, name)
+                if event is not None:
+                    setattr(self, name, None)
+                    yield event
+                    if name == "_last":
+                        return
+
+
+class PrefillServicer(pb_grpc.PrefillServiceServicer):
+    """Turns calls into commands for the engine thread, and its outputs into answers."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        source: SourceMemory,
+        inbox: Inbox[m.Command],
+        tracing: Tracing,
+        observe: Callable[[m.Output], None],
+    ) -> None:
+        self._identity = identity
+        self._source = source
+        self._inbox = inbox
+        self._tracing = tracing
+        self._observe = observe
+        self._calls: dict[str, _Call] = {}
+        self._askers = itertools.count()
+        self._answers: dict[int, asyncio.Future[m.Drained]] = {}
+
+    @property
+    def open_calls(self) -> int:
+        """Prefill calls that are open now."""
+        return len(self._calls)
+
+    def deliver(self, outputs: Sequence[m.Output]) -> None:
+        """Called on the event loop with everything that one turn of the engine brought."""
+        for output in outputs:
+            self._observe(output)
+            if isinstance(output, m.Drained):
+                answer = self._answers.get(output.asker)
+                if answer is not None and not answer.done():
+                    answer.set_result(output)
+            elif (call := self._calls.get(output.grant_id)) is not None:
+                call.put(output)
+
+    async def Prefill(self, request: pb.PrefillRequest, context: Any) -> AsyncIterator[pb.PrefillResponse]:  # noqa: N802
+        """One job: accepted, progress, then committed or failed. Ending the call early gives the job up."""
+        started_s, arrived_at = time.time(), time.monotonic()
+        submit = self._parse(request)
+        if isinstance(submit, m.Failed):
+            yield _response(submit)
+            return
+        if submit.grant_id in self._calls:
+            yield _response(m.Failed(submit.grant_id, m.BAD_GRANT, "another call is filling this grant"))
+            return
+        call = self._calls[submit.grant_id] = _Call()
+        last: m.Output | None = None
+        try:
+            self._inbox.put_nowait(submit)
+            async for event in call.events():
+                last = event
+                yield _response(event)
+        except InboxFull as error:
+            last = m.Failed(submit.grant_id, m.QUEUE_FULL, str(error))
+            yield _response(last)
+        finally:
+            del self._calls[submit.grant_id]
+            if not isinstance(last, m.Committed | m.Failed):
+                self._inbox.put_always(m.Abandon(submit.grant_id))
+            self._trace(request.traceparent, submit.key, last, started_s - arrived_at, started_s)
+
+    async def Drain(self, request: pb.DrainRequest, context: Any) -> pb.DrainResponse:  # noqa: N802
+        """Answers when no write for the grant is in flight and none will start."""
+        if request.incarnation != self._identity.incarnation:
+            return pb.DrainResponse(state=pb.DRAIN_STATE_WRONG_INCARNATION)
+        asker = next(self._askers)
+        answer = self._answers[asker] = asyncio.get_running_loop().create_future()
+        try:
+            self._inbox.put_nowait(m.Drain(bytes(request.grant_id).hex(), asker))
+            drained = await answer
+        except InboxFull as error:
+            await abort(context, unavailable(f"{self._identity.member}: {error}", "INBOX_FULL", retry_after_s=RETRY_AFTER_S))
+        finally:
+            del self._answers[asker]
+        return pb.DrainResponse(state=pb.DRAIN_STATE_COMMITTED if drained.committed else pb.DRAIN_STATE_DRAINED)
+
+    def _parse(self, request: pb.PrefillRequest) -> m.Submit | m.Failed:
+        grant_id = bytes(request.grant.grant_id).hex()
+        if request.incarnation != self._identity.incarnation:
+            return m.Failed(grant_id, m.WRONG_INCARNATION, f"{self._identity.member} runs as {self._identity.incarnation}")
+        if request.model_snapshot != self._identity.model_snapshot:
+            return m.Failed(grant_id, m.UNKNOWN_MODEL, f"{self._identity.member} serves {self._identity.model_snapshot}")
+        if not request.prompt_token_ids:
+            return m.Failed(grant_id, m.BAD_GRANT, "prompt_token_ids is empty")
+        try:
+            handover = plan(grant_from_proto(request.grant, self._source.layout), self._source)
+        except LayoutMismatch as error:
+            return m.Failed(grant_id, m.LAYOUT_MISMATCH, str(error))
+        except BadGrant as error:
+            return m.Failed(grant_id, m.BAD_GRANT, str(error))
+        return m.Submit(
+            key=AttemptKey(request.key.request_id, request.key.attempt),
+            plan=handover,
+            prompt_token_ids=tuple(request.prompt_token_ids),
+            priority=request.priority,
+            remaining_s=request.remaining_s if request.HasField("remaining_s") else None,
+        )
+
+    def _trace(self, parent: str, key: AttemptKey, last: m.Output | None, epoch_s: float, started_s: float) -> None:
+        """Record the prefill span from what happened. epoch_s: unix seconds at zero of the monotonic clock."""
+        ok = isinstance(last, m.Committed)
+        attributes: dict[str, str | int | float] = {"tandem.request.id": key.request_id, "tandem.attempt": key.attempt}
+        events: list[SpanEvent] = []
+        end_s = time.time()
+        if isinstance(last, m.Committed):
+            figures = last.figures
+            events = [SpanEvent("chunk", epoch_s + at, {"tandem.computed_tokens": tokens}) for at, tokens in figures.chunks]
+            attributes |= {"tandem.handover.bytes": figures.sent_bytes, "tandem.prefill.queue_s": figures.queue_s}
+        cause = last.cause if isinstance(last, m.Failed) else m.ABANDONED
+        self._tracing.span(
+            "prefill",
+            parent=parent or None,
+            start_s=started_s,
+            end_s=end_s,
+            attributes=attributes,
+            events=events,
+            ok=ok,
+            error_type="" if ok else cause,
+        )
+
+
+def _response(output: m.Output) -> pb.PrefillResponse:
+    match output:
+        case m.Accepted():
+            return pb.PrefillResponse(accepted=pb.PrefillAccepted(queued_tokens=output.queued_tokens))
+        case m.Progress():
+            return pb.PrefillResponse(progress=pb.PrefillProgress(computed_tokens=output.computed_tokens))
+        case m.Committed():
+            figures = output.figures
+            return pb.PrefillResponse(
+                committed=pb.PrefillCommitted(
+                    cached_tokens=figures.cached_tokens,
+                    sent_bytes=figures.sent_bytes,
+                    queue_s=figures.queue_s,
+                    compute_s=figures.compute_s,
+                    handover_s=figures.handover_s,
+                    exposed_s=figures.exposed_s,
+                    post_s=figures.post_s,
+                )
+            )
+        case m.Failed():
+            failed = pb.PrefillFailed(cause=output.cause, retryable=output.retryable, detail=output.detail)
+            return pb.PrefillResponse(failed=failed)
+    raise TypeError(f"{type(output).__name__} is not an event of a Prefill call")
