@@ -1,7 +1,6 @@
 """A client of the gRPC door for the command line."""
 
 import contextlib
-import os
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
@@ -61,11 +60,6 @@ def explain(error: grpc.aio.AioRpcError, address: str) -> str:
     if details.retry_after_s is not None:
         lines.append(f"  Try again in {details.retry_after_s:g} s.")
     return "\n".join(lines)
-
-
-def default_address() -> str:
-    """TANDEM_ADDRESS, or the port that `tandem up` uses."""
-    return os.environ.get("TANDEM_ADDRESS", DEFAULT_ADDRESS)
 
 
 @contextlib.asynccontextmanager

@@ -21,6 +21,7 @@ from rich.table import Table
 import models
 from tandem.v1 import inference_pb2 as pb
 from tandem_cli.cell import Cell, CellOptions, running_cell
+from tandem_cli.cell import Progress as CellProgress
 from tandem_cli.client import EXIT, connect
 from tandem_cli.generate import Printer, generate
 from tandem_cli.record_view import timeline
@@ -122,7 +123,7 @@ def _stop_on_signals() -> None:
     signal.signal(signal.SIGTERM, interrupt)
 
 
-def _progress(console: Console) -> "models.CellProgress":  # type: ignore[name-defined]
+def _progress(console: Console) -> CellProgress:
     shown: dict[str, str] = {}
 
     def tell(name: str, words: str, waited_s: float) -> None:

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from tandem.v1 import inference_pb2 as pb
-from tandem_cli.client import EXIT, connect, default_address, exit_code, explain, label
+from tandem_cli.client import DEFAULT_ADDRESS, EXIT, connect, exit_code, explain, label
 from tandem_cli.generate import Printer, generate
 from tandem_cli.local import demo, models_app, up
 from tandem_cli.record_view import as_dict, timeline
@@ -36,7 +36,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on standard out
 @app.command("generate")
 def generate_command(
     prompt: Annotated[str, typer.Argument(help="The prompt; - reads it from standard input.")],
-    address: Address = default_address(),
+    address: Address = DEFAULT_ADDRESS,
     model: Annotated[str, typer.Option(help="Name of a served model; empty means the only one.")] = "",
     system: Annotated[str, typer.Option(help="System message of the chat prompt.")] = "",
     raw: Annotated[bool, typer.Option("--raw", help="Send the prompt as plain text, without the chat template.")] = False,
@@ -78,7 +78,7 @@ def generate_command(
 @app.command("cancel")
 def cancel_command(
     request_id: Annotated[str, typer.Argument(help="Id of the request.")],
-    address: Address = default_address(),
+    address: Address = DEFAULT_ADDRESS,
     reason: Annotated[str, typer.Option(help="Kept on the record.")] = "",
     wait: Annotated[bool, typer.Option("--wait", help="Answer when the cancel is effective.")] = False,
     as_json: AsJson = False,
@@ -96,7 +96,7 @@ def cancel_command(
 @app.command("get")
 def get_command(
     request_id: Annotated[str, typer.Argument(help="Id of the request.")],
-    address: Address = default_address(),
+    address: Address = DEFAULT_ADDRESS,
     as_json: AsJson = False,
 ) -> None:
     """Show the record of a request as a timeline."""

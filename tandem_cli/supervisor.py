@@ -1,7 +1,6 @@
 """Starts, watches and stops the processes of a cell on this machine."""
 
 import contextlib
-import ctypes
 import json
 import os
 import select
@@ -16,7 +15,6 @@ from pathlib import Path
 READY_LINE_BYTES_MAX = 65_536
 LOG_TAIL_LINES = 20
 POLL_S = 0.1
-_PR_SET_PDEATHSIG = 1
 
 
 class StartFailed(Exception):
@@ -44,12 +42,6 @@ class Child:
         return "\n".join(lines[-LOG_TAIL_LINES:]) or "(it wrote nothing)"
 
 
-def _die_with_parent() -> None:
-    """In the child: end when the supervisor ends, however it ends (Linux)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
 class Supervisor:
     """Owns the processes. `stop` ends them in reverse order of start within one total time budget."""
 
@@ -58,18 +50,17 @@ class Supervisor:
         self.children: list[Child] = []
 
     def spawn(self, name: str, argv: Sequence[str], environment: dict[str, str] | None = None) -> Child:
-        """Start `python -m argv...`; the process reports readiness as one JSON line on the descriptor --ready-fd names."""
+        """Start the module argv[0] with the rest as its arguments; the process reports readiness as one JSON line on the descriptor --ready-fd names."""
         read_fd, write_fd = os.pipe()
         log = self.folder / f"{name}.log"
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", *argv, "--ready-fd", str(write_fd)],
+                [sys.executable, "-m", "tandem_cli.child", *argv, "--ready-fd", str(write_fd)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 pass_fds=(write_fd,),
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
                 env={**os.environ, **(environment or {})},
             )
         os.close(write_fd)

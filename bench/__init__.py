@@ -1,0 +1,1 @@
+"""Benchmarks: whole processes, real model, ratios within one run."""
