@@ -106,13 +106,7 @@ def bench(
     table = markdown([row(level, mode.name, runs[level, mode.name]) for level in levels for mode in chosen])
     command = f"make bench ARGS='{' '.join(sys.argv[1:])}'"
     load = f"{prompt_tokens} tokens in, {output_tokens} out, {dtype}, {rounds} round(s), closed loop."
-    text = f"{load}
-
-Machine: {machine()}.
-
-Command: `{command}`
-
-{table}"
+    text = "\n\n".join([load, f"Machine: {machine()}.", f"Command: `{command}`", table])
     print(text)
     if write:
         write_between(README, "table", text)

@@ -50,7 +50,7 @@ class Supervisor:
         self.children: list[Child] = []
 
     def spawn(self, name: str, argv: Sequence[str], environment: dict[str, str] | None = None) -> Child:
-        """Start the module argv[0] with the rest as its arguments; the process reports readiness as one JSON line on the descriptor --ready-fd names."""
+        """Start module argv[0] with the rest as its arguments. It says that it is ready by one JSON line on --ready-fd."""
         read_fd, write_fd = os.pipe()
         log = self.folder / f"{name}.log"
         with log.open("wb") as output:
