@@ -121,7 +121,7 @@ class NeverFits:
 def estimate(
     prompt_tokens: int, max_output_tokens: int, page_tokens: int, *, reservation: Reservation = Reservation.FULL
 ) -> Demand:
-    """Prefill tokens and decode pages of one sequence. The last generated token is never fed back, so it needs no row."""
+    """Prefill tokens and decode pages of one sequence: pages for the prompt and all of max_output_tokens."""
     if prompt_tokens < 1 or max_output_tokens < 1 or page_tokens < 1:
         raise ValueError("prompt_tokens, max_output_tokens and page_tokens must be at least 1")
     if reservation is not Reservation.FULL:

@@ -65,24 +65,38 @@ class WriteOutcome(Enum):
     OTHER_ATTEMPT = "other_attempt"
     """The record is at another attempt than the caller's."""
     NO_EDGE = "no_edge"
-    """The table has no such edge from the stored state. Nothing was changed."""
+    """The transitions do not follow the table. Nothing was changed."""
     ENDED = "ended"
     """The record had ended; `ending` says how. Nothing was changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class CancelFlag:
+    """A cancel as noted on a record: wall time of the first one, in seconds, and its reason."""
+
+    requested_at: float
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class WriteResult:
     """Where the record stands after a write. `state` is None and `attempt` 0 when there is no record.
 
-    `cancel_requested` is the truth about a cancel at the moment of the write: look at it after each one.
+    `cancel` is the truth about a cancel at the moment of the write: look at it after each one. (The passed record learns of
+    it too: its cancel_requested_at and cancel_reason are filled in.)
     """
 
     outcome: WriteOutcome
     state: State | None = None
     attempt: int = 0
-    cancel_requested: bool = False
+    cancel: CancelFlag | None = None
     ending: Ending | None = None
     shortage: Shortage | None = None
+
+    @property
+    def cancel_requested(self) -> bool:
+        """Whether a cancel is flagged."""
+        return self.cancel is not None
 
     @property
     def applied(self) -> bool:
@@ -185,6 +199,8 @@ class StoreStatistics:
     operations: Mapping[str, OperationStatistics] = field(default_factory=dict)
     available: bool = True
     """Whether the last call was answered."""
+    lease_lapses: int = 0
+    """How often this router's lease had run out before it was renewed: others may have reaped its requests."""
 
 
 class Store(Protocol):
@@ -218,7 +234,9 @@ class Store(Protocol):
         back and `holds` are taken in the same step.
 
         APPLIED: the record is ADMITTED at attempt + 1. SHORT, or `holds` None (then APPLIED): it is QUEUED at
-        attempt + 1 and holds nothing. The passed record is changed to match. Other outcomes change nothing.
+        attempt + 1 and holds nothing; so it is in the passed record after StoreUnavailable too, and the next write makes it
+        so in the store. The passed record is changed to match. Other outcomes change nothing. Raises IllegalTransition when
+        the record's state has no edge for `event`.
         """
 
     async def request_cancel(self, request_id: str, reason: str, at: float) -> CancelResult:
@@ -234,6 +252,9 @@ class Store(Protocol):
         second gets the winner's record. With UNKNOWN the record is written as it is, so `won` is True and nothing is lost
         with a store that forgot.
         """
+
+    async def wait_ended(self, request_id: str, timeout_s: float) -> RequestRecord | None:
+        """The record once it has ended, looked at again and again; as it is when `timeout_s` is over; None when unknown."""
 
     async def get(self, request_id: str) -> RequestRecord | None:
         """The record as stored, None when there is none. It is a copy: changing it changes nothing."""
@@ -279,6 +300,7 @@ class Store(Protocol):
 
 __all__ = [
     "AttemptKey",
+    "CancelFlag",
     "CancelOutcome",
     "CancelResult",
     "Claim",
