@@ -1,0 +1,226 @@
+"""What the engine thread of a decode member is told, and what it tells: values, no proto, no tensors. Pure.
+
+Times are readings of the process's monotonic clock, in seconds. A seat is named by a number that the event loop gives
+out and never uses twice.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+from engine.sequence import SequenceSpec
+from kv_transfer.offer import Endpoint, Grant, Peer
+from lifecycle.deadlines import Limits
+from lifecycle.finish import Cause, Ending
+from lifecycle.usage import Usage
+
+# To the engine
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSeat:
+    """An Open that this member could serve. `prefill`: who will write the pages; None when the prompt is computed here."""
+
+    seat: int
+    sequence: SequenceSpec
+    limits: Limits
+    priority: int
+    sends_output: bool
+    prefill: Peer | None
+    received_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class EndSeat:
+    """End a seat at the next step border: a cancel, a reader that left, a shutdown."""
+
+    seat: int
+    ending: Ending
+    requested_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class LosePrefill:
+    """The hand-over will not be completed. `drained`: the prefill member said that it writes no more."""
+
+    seat: int
+    cause: Cause
+    drained: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OutputTaken:
+    """Output of a seat was written to its stream, in bytes of its flow window."""
+
+    seat: int
+    amount_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointMade:
+    """Answer of the transfer thread: where one writer may write; None with a sentence when it can not be made."""
+
+    writer: str
+    endpoint: Endpoint | None
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NoticesArrived:
+    """Notices of the transfer thread: (writer incarnation, notice)."""
+
+    notices: tuple[tuple[str, bytes], ...]
+
+
+class DrainAnswer(Enum):
+    """What a prefill member said about a grant that is taken back."""
+
+    STOPPED = "stopped"
+    OTHER_INCARNATION = "other_incarnation"
+    SILENT = "silent"
+
+
+@dataclass(frozen=True, slots=True)
+class DrainAnswered:
+    """The end of one try to drain a grant."""
+
+    grant_id: str
+    answer: DrainAnswer
+
+
+@dataclass(frozen=True, slots=True)
+class WriterFenced:
+    """Answer of the transfer thread; `proven`: no write of this writer can land any more."""
+
+    writer: str
+    proven: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StopAdmitting:
+    """The member drains: every further Open is refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndAll:
+    """End every seat: the time to drain is over."""
+
+    ending: Ending
+    requested_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Examine:
+    """Recount everything. `reply` gets the books and the faults, on the engine thread."""
+
+    reply: Callable[[Mapping[str, int], Sequence[str]], None]
+
+
+Command = (
+    OpenSeat
+    | EndSeat
+    | LosePrefill
+    | OutputTaken
+    | EndpointMade
+    | NoticesArrived
+    | DrainAnswered
+    | WriterFenced
+    | StopAdmitting
+    | EndAll
+    | Examine
+)
+
+# From the engine to the stream of a seat
+
+
+class SeatGranted(NamedTuple):
+    """The seat is given; `grant` is None when the prompt is computed here."""
+
+    seat: int
+    grant: Grant | None
+    cached_tokens: int
+
+
+class SeatRefused(NamedTuple):
+    """No seat. `reason` is a closed label of decode.proto, `detail` names the limit."""
+
+    seat: int
+    reason: str
+    detail: str
+    retryable: bool
+
+
+class PromptReady(NamedTuple):
+    """The prompt's KV is here and the first token is chosen. Seconds."""
+
+    seat: int
+    handover_s: float
+    compute_s: float
+    queue_s: float
+
+
+class OutputMade(NamedTuple):
+    """What one step brought out: tokens chosen (none at an end from outside), safe text (whole characters), ids shown with it."""
+
+    seat: int
+    selected: Sequence[int]
+    text: bytes
+    shown: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class SeatReport:
+    """What is known about a seat at its end. Times are None for what did not happen; `released` counts by name."""
+
+    opened_at: float
+    granted_at: float | None
+    begun_at: float | None
+    ready_at: float | None
+    first_token_at: float | None
+    last_token_at: float | None
+    ended_at: float
+    stop_hold_s: float
+    held_bytes: int
+    cancel_requested_at: float | None
+    cancel_observed_at: float | None
+    cancel_effective_at: float | None
+    prompt_here: bool
+    released: Mapping[str, int]
+
+
+class SeatEnded(NamedTuple):
+    """The end of a seat; nothing about it follows."""
+
+    seat: int
+    ending: Ending
+    usage: Usage
+    report: SeatReport
+
+
+SeatEvent = SeatGranted | SeatRefused | PromptReady | OutputMade | SeatEnded
+
+# From the engine to the world
+
+
+class AskDrain(NamedTuple):
+    """Ask a prefill member to stop writing into a grant, after `delay_s`."""
+
+    grant_id: str
+    writer: Peer
+    delay_s: float
+
+
+class AskEndpoint(NamedTuple):
+    """Ask the transfer thread for the endpoint of one writer incarnation."""
+
+    writer: str
+
+
+class AskFence(NamedTuple):
+    """Ask the transfer thread to cut one writer incarnation off."""
+
+    writer: str
+
+
+Errand = AskDrain | AskEndpoint | AskFence

@@ -1,0 +1,163 @@
+"""All seats of a decode member, and how each ends: release, then terminal, once. Pure."""
+
+from collections.abc import Iterator
+
+from decode_svc.handover import Handovers
+from decode_svc.memory import DecodeMemory
+from decode_svc.messages import OutputMade, SeatEnded, SeatEvent
+from decode_svc.seats import Seat, SeatState
+from lifecycle.finish import Cause, Ending
+from lifecycle.record import AttemptKey
+
+#: Endings that do not wait for a word about their pages: the router waits for them, to try elsewhere.
+_TOLD_AT_ONCE = frozenset({Cause.PREFILL_LOST, Cause.PREFILL_FAILED, Cause.HANDOVER_FAILED})
+
+_BEFORE_COMMIT = frozenset({SeatState.CONNECTING, SeatState.OFFERED})
+
+
+class SeatBook:
+    """`release_wait_s`: how long, in seconds, an ending waits for its writer's answer, so that it can say what was released."""
+
+    def __init__(self, memory: DecodeMemory, handovers: Handovers, release_wait_s: float) -> None:
+        self.events: list[SeatEvent] = []
+        self._memory = memory
+        self._handovers = handovers
+        self._release_wait_s = release_wait_s
+        self._seats: dict[int, Seat] = {}
+        self._keys: dict[AttemptKey, int] = {}
+        self._grants: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._seats)
+
+    def __iter__(self) -> Iterator[Seat]:
+        return iter(self._seats.values())
+
+    def get(self, number: int | None) -> Seat | None:
+        """The seat; None when it has ended or never was, which is normal for late messages."""
+        return None if number is None else self._seats.get(number)
+
+    def has(self, key: AttemptKey) -> bool:
+        """Whether an attempt has a seat."""
+        return key in self._keys
+
+    def add(self, seat: Seat) -> None:
+        """A new seat."""
+        key = seat.open.sequence.key
+        assert seat.number not in self._seats and key not in self._keys, f"seat {seat.number} or its attempt is there already"
+        self._seats[seat.number] = seat
+        self._keys[key] = seat.number
+        if seat.grant_id:
+            self._grants[seat.grant_id] = seat.number
+
+    def mark(self, number: int, ending: Ending, requested_at: float | None = None) -> None:
+        """Ask for an ending at the next step border. The first one stays."""
+        seat = self._seats.get(number)
+        if seat is not None:
+            seat.end_with(ending, requested_at)
+
+    def end_due(self, now: float) -> None:
+        """At a step border: end what was asked to end, what a clock ended, and what has waited long enough for its writer."""
+        for seat in list(self._seats.values()):
+            if seat.state is SeatState.RECLAIMING:
+                if now >= seat.end_by:
+                    self.finish(seat, now, everything_released=False)
+                continue
+            if seat.ending is None and now >= seat.expires_at:
+                seat.ending = seat.expired(now)
+            if seat.ending is not None:
+                self.end(seat, now)
+
+    def end(self, seat: Seat, now: float) -> None:
+        """End a seat with its `ending`, at a step border. Its text so far is shown; a grant that is out is taken back first."""
+        ending = seat.ending
+        assert ending is not None and seat.state is not SeatState.RECLAIMING, f"seat {seat.number} has nothing to end with"
+        seat.cancel_observed_at = now
+        last = seat.sequence.end(ending, now)
+        if last.text or last.token_ids:
+            self.events.append(OutputMade(seat.number, (), last.text, last.token_ids))
+        if seat.state not in _BEFORE_COMMIT:
+            self.release(seat)
+            self.finish(seat, now, everything_released=True)
+            return
+        pages = self._handovers.take_back(seat.grant_id, seat.writer_drained)
+        self._memory.release(seat.holding)
+        if pages is not None:
+            self._note_grant(seat, pages)
+            self.finish(seat, now, everything_released=True)
+            return
+        seat.move(SeatState.RECLAIMING)
+        seat.end_by = now + self._release_wait_s
+        if ending.cause in _TOLD_AT_ONCE:
+            self.finish(seat, now, everything_released=False)
+
+    def ended_by_itself(self, seat: Seat, ending: Ending, now: float) -> None:
+        """The output ended with the token just chosen."""
+        seat.ending = ending
+        self.release(seat)
+        self.finish(seat, now, everything_released=True)
+
+    def release(self, seat: Seat) -> None:
+        """Give back what a seat holds after the commit, or for a prompt computed here."""
+        if seat.state is SeatState.LANDED:
+            self.free_landing_row(seat)
+        if seat.state is SeatState.RUNNING:
+            seat.released["batch_places"] = 1
+        seat.released["pages"] = seat.released.get("pages", 0) + self._memory.release(seat.holding)
+
+    def free_landing_row(self, seat: Seat) -> None:
+        """The logits of the prompt were read, or are not wanted any more."""
+        self._memory.free_row(seat.landing_row)
+        seat.released["landing_rows"] = 1
+
+    # the hand-over's news
+
+    def grant_reclaimed(self, number: int, pages: int, now: float) -> None:
+        """The writer of a grant that was taken back has stopped. A seat that did not wait for it is gone already."""
+        seat = self._seats.get(number)
+        if seat is not None and seat.state is SeatState.RECLAIMING:
+            self._note_grant(seat, pages)
+            self.finish(seat, now, everything_released=True)
+
+    def grant_set_aside(self, grant_id: str, now: float) -> None:
+        """The writer does not answer; the request does not wait for its pages any longer."""
+        seat = self.get(self._grants.get(grant_id))
+        if seat is not None and seat.state is SeatState.RECLAIMING:
+            self.finish(seat, now, everything_released=False)
+
+    def grant_lost(self, number: int, pages: int, ending: Ending, now: float) -> None:
+        """A fence ended a grant that was still being filled; its pages are free."""
+        seat = self._seats[number]
+        seat.ending = seat.ending or ending
+        seat.cancel_observed_at = now
+        seat.sequence.end(seat.ending, now)
+        self._memory.release(seat.holding)
+        self._note_grant(seat, pages)
+        self.finish(seat, now, everything_released=True)
+
+    def finish(self, seat: Seat, now: float, *, everything_released: bool) -> None:
+        """The terminal, once: the seat is gone after it."""
+        seat.move(SeatState.ENDED)
+        del self._seats[seat.number]
+        del self._keys[seat.open.sequence.key]
+        self._grants.pop(seat.grant_id, None)
+        ending = seat.sequence.ending
+        assert ending is not None, f"seat {seat.number} is finished and its output has not ended"
+        self.events.append(SeatEnded(seat.number, ending, seat.sequence.usage(), seat.report(now, everything_released)))
+
+    def check(self) -> list[str]:
+        """Sentences about what does not add up."""
+        faults = []
+        if len(self._keys) != len(self._seats):
+            faults.append(f"{len(self._seats)} seats have {len(self._keys)} attempts")
+        rows = [seat.landing_row for seat in self if seat.state is SeatState.LANDED]
+        faults += self._memory.check(rows)
+        for seat in self:
+            prompt, cached = len(seat.sequence.spec.prompt_token_ids), seat.sequence.cache_tokens
+            if seat.state is SeatState.RUNNING and cached != prompt + seat.sequence.selected_tokens - 1:
+                faults.append(f"seat {seat.number} has {cached} tokens in the cache after {seat.sequence.selected_tokens} chosen")
+        return faults
+
+    def _note_grant(self, seat: Seat, pages: int) -> None:
+        seat.released["pages"] = pages
+        seat.released["landing_rows"] = 1
