@@ -13,6 +13,9 @@ CAUSE_BAD_METADATA = "bad_metadata"
 CAUSE_CONNECT_FAILED = "connect_failed"
 CAUSE_TRANSPORT = "transport_error"
 CAUSE_CLOSED = "closed"
+# These two come from the pump: dropped on request, or too old when its turn came. Nothing of such a push was written.
+CAUSE_WITHDRAWN = "withdrawn"
+CAUSE_STALE = "stale"
 CAUSES = (
     CAUSE_PEER_GONE,
     CAUSE_NOT_REGISTERED,
@@ -21,6 +24,8 @@ CAUSES = (
     CAUSE_CONNECT_FAILED,
     CAUSE_TRANSPORT,
     CAUSE_CLOSED,
+    CAUSE_WITHDRAWN,
+    CAUSE_STALE,
 )
 
 
@@ -89,7 +94,11 @@ class Sender(Protocol):
 
     @property
     def in_flight(self) -> int:
-        """Pushes that were posted and have not ended."""
+        """Pushes that were posted and whose end was not told yet."""
+
+    @property
+    def peers(self) -> int:
+        """Receiving agents that are connected."""
 
     def close(self) -> None:
         """Give the agent back. What is in flight is aborted where the transport can; call it after the last result."""
@@ -107,6 +116,10 @@ class Receiver(Protocol):
     def fence(self, writer: str) -> bool:
         """Cut one writer incarnation off. True: no write of it can land any more. False: this transport cannot prove it now
         (shared memory while the writer lives); ask again later. A writer that never had an endpoint is fenced already."""
+
+    @property
+    def writers(self) -> int:
+        """Writer incarnations that have a receiving agent."""
 
     def close(self) -> None:
         """Give all agents back."""
