@@ -1,0 +1,63 @@
+"""The cache folder: where it is, files that appear whole or not at all, and one writer at a time."""
+
+import fcntl
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from models.errors import PullFailed
+from models.ref import PullProgress, Report
+
+CACHE_VARIABLE = "TANDEM_CACHE"
+LOCK_WAIT_LIMIT_S = 3600.0
+_LOCK_POLL_S = 0.2
+
+
+def cache_folder(cache: Path | None = None) -> Path:
+    """The given folder, or $TANDEM_CACHE, or ~/.cache/tandem. It need not exist."""
+    if cache is not None:
+        return cache
+    named = os.environ.get(CACHE_VARIABLE)
+    return Path(named).expanduser() if named else Path.home() / ".cache" / "tandem"
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes a small file so that a reader sees the old one or the new one. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(name, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(name)
+        raise
+
+
+@contextmanager
+def only_writer(path: Path, report: Report, wait_limit_s: float = LOCK_WAIT_LIMIT_S) -> Iterator[None]:
+    """Holds the lock file `path` among processes and threads. The system frees it when its holder dies.
+
+    Raises PullFailed after `wait_limit_s`.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        deadline = time.monotonic() + wait_limit_s
+        while not _locked(file.fileno()):
+            if time.monotonic() >= deadline:
+                raise PullFailed(f"Another process has held {path} for {wait_limit_s:g} s. End it, then pull again.")
+            report(PullProgress("waiting for another pull of this model", 0, None))
+            time.sleep(_LOCK_POLL_S)
+        yield
+
+
+def _locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
