@@ -1,0 +1,142 @@
+"""The port between the decoder and the code that computes: what a backend must do, and how one is chosen.
+
+A backend is registered by name with the setups it can serve. At load the first fitting one is built, compared with the
+plain reference on random data of the model's own geometry, and kept for the life of the runner.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from engine.step import Step
+
+AUTO = "auto"
+
+
+class BackendUnfit(RuntimeError):
+    """A backend cannot run here: unknown name, missing instructions, or results that differ from the reference."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What a backend is built for.
+
+    pool: `dtype` [pages, layers, page_tokens, 2, kv_heads, head_dim], contiguous.
+    rope: float32 [positions, head_dim], cosines then sines (see engine.rope).
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    heads: int
+    kv_heads: int
+    head_dim: int
+    rms_eps: float
+    pool: torch.Tensor
+    rope: torch.Tensor
+
+    @property
+    def query_columns(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def qkv_columns(self) -> int:
+        return (self.heads + 2 * self.kv_heads) * self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLinear:
+    """A weight in the order its backend likes best. Only the backend that packed it may use it."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    in_features: int
+    out_features: int
+
+
+class Backend(Protocol):
+    """Computes the parts of a decoder step. T is the number of packed rows.
+
+    `begin` comes first in a step, then layers in order. Sums of norms, softmax and dot products are float32.
+    Arguments named `own_` may be overwritten; the result may share their memory.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
+        """weight [out, in] and bias [out], in the setup's dtype and device."""
+        ...
+
+    def pack_head(self, weight: torch.Tensor) -> PackedLinear:
+        """The matrix [vocabulary, hidden] that makes logits."""
+        ...
+
+    def begin(self, step: Step) -> None:
+        """Take in a step's integers and clear the pages it begins."""
+        ...
+
+    def linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
+        """[T, in] to [T, out]."""
+        ...
+
+    def linear_add(self, x: torch.Tensor, packed: PackedLinear, own_residual: torch.Tensor) -> torch.Tensor:
+        """[T, in] to [T, out], added to own_residual [T, out]."""
+        ...
+
+    def norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """Root mean square norm of [T, hidden] times weight."""
+        ...
+
+    def swiglu(self, own_gate_up: torch.Tensor) -> torch.Tensor:
+        """[T, 2 * intermediate], gates then ups, to silu(gate) * up, [T, intermediate]."""
+        ...
+
+    def rotate_and_store(self, own_qkv: torch.Tensor, layer: int, head_norms: torch.Tensor | None) -> torch.Tensor:
+        """own_qkv [T, qkv_columns]: rotate queries and keys, write keys and values to the pool, return it rotated.
+
+        head_norms: float32 [heads + kv_heads, head_dim], weights of the norms on query and key heads before the rotation (Qwen3).
+        """
+        ...
+
+    def attend(self, qkv: torch.Tensor, layer: int) -> torch.Tensor:
+        """Attention of the rotated rows over their pages; [T, query_columns]."""
+        ...
+
+    def logits(self, x: torch.Tensor, head: PackedLinear) -> torch.Tensor:
+        """[R, hidden] to float32 [R, vocabulary]."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """A backend by name. Higher ranks are tried first by `auto`; `fits` says in advance whether a setup can be served."""
+
+    name: str
+    rank: int
+    fits: Callable[[torch.device, torch.dtype], bool]
+    build: Callable[[Setup], Backend]
+
+
+class Registry:
+    """The backends a process knows."""
+
+    def __init__(self, registrations: tuple[Registration, ...]) -> None:
+        self._by_name = {registration.name: registration for registration in registrations}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(sorted(self._by_name))
+
+    def candidates(self, name: str, device: torch.device, dtype: torch.dtype) -> list[Registration]:
+        """Registrations to try, best first: all that fit for `auto`, else the one named. Raises BackendUnfit."""
+        if name == AUTO:
+            fitting = [each for each in self._by_name.values() if each.fits(device, dtype)]
+            return sorted(fitting, key=lambda each: each.rank, reverse=True)
+        if name not in self._by_name:
+            raise BackendUnfit(f"backend {name!r} is not known; choose {AUTO} or one of {', '.join(self.names)}")
+        registration = self._by_name[name]
+        if not registration.fits(device, dtype):
+            raise BackendUnfit(f"backend {name!r} does not run {dtype} on {device}; choose {AUTO}")
+        return [registration]

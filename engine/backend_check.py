@@ -1,0 +1,129 @@
+"""Choosing a backend at load, and the proof that it computes what the reference computes on this machine."""
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from engine.backend import Backend, BackendUnfit, Registration, Registry, Setup
+from engine.reference_backend import REGISTRATION as REFERENCE
+from engine.reference_backend import ReferenceBackend
+from engine.step import Chunk, Step
+from engine.torch_backend import REGISTRATION as TORCH
+
+BACKENDS = Registry((TORCH, REFERENCE))
+
+# Largest difference to the reference, relative to the largest value: rounding of the dtype and another order of sums, no more.
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
+TEST_ROWS = 6
+TEST_PAGES = 13
+TEST_LAYERS = 2
+
+
+def choose_backend(registry: Registry, name: str, setup: Setup) -> Backend:
+    """The best backend that passes its check; with a name, that one. Raises BackendUnfit saying what each one failed at."""
+    causes = []
+    for registration in registry.candidates(name, setup.device, setup.dtype):
+        try:
+            check_backend(registration, setup)
+            return registration.build(setup)
+        except BackendUnfit as error:
+            causes.append(str(error))
+    raise BackendUnfit("no backend can run here: " + "; ".join(causes or ["none fits the device and dtype"]))
+
+
+@torch.inference_mode()
+def check_backend(registration: Registration, setup: Setup) -> None:
+    """Compare every operation with the reference on random data of the setup's heads, page size, dtype and device.
+
+    Raises BackendUnfit naming the operation and the difference, or the error that the backend raised.
+    """
+    generator = torch.Generator().manual_seed(0)
+    page_tokens = setup.pool.shape[2]
+    shape = (TEST_PAGES, TEST_LAYERS, page_tokens, 2, setup.kv_heads, setup.head_dim)
+    pool = torch.randn(shape, generator=generator).to(setup.dtype).to(setup.device)
+    rope = torch.randn((4 * page_tokens, setup.head_dim), generator=generator).to(setup.device)
+    ours = replace(setup, pool=pool.clone(), rope=rope)
+    theirs = replace(setup, pool=pool.clone(), rope=rope)
+    try:
+        candidate = registration.build(ours)
+        check = _Check(registration.name, setup, generator)
+        check.products(candidate, ReferenceBackend(theirs))
+        check.attention(candidate, ReferenceBackend(theirs), _mixed_step(page_tokens))
+    except (RuntimeError, AttributeError, OSError) as error:
+        if isinstance(error, BackendUnfit):
+            raise
+        raise BackendUnfit(f"backend {registration.name} failed its check: {error}") from error
+    check.same("the pages written", ours.pool, theirs.pool)
+
+
+class _Check:
+    def __init__(self, name: str, setup: Setup, generator: torch.Generator) -> None:
+        self._name = name
+        self._setup = setup
+        self._generator = generator
+
+    def same(self, what: str, ours: torch.Tensor, theirs: torch.Tensor) -> None:
+        if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
+            raise BackendUnfit(
+                f"backend {self._name}: {what} is {ours.dtype} {list(ours.shape)}, not {theirs.dtype} {list(theirs.shape)}"
+            )
+        difference = float((ours.float() - theirs.float()).abs().max() / theirs.float().abs().max())
+        limit = TOLERANCE[self._setup.dtype]
+        if not difference <= limit:
+            raise BackendUnfit(
+                f"backend {self._name}: {what} differs from the reference by {difference:.1e}; the limit is {limit:.0e}"
+            )
+
+    def products(self, ours: Backend, theirs: Backend) -> None:
+        width, outputs = self._setup.query_columns, 96
+        x, residual = self._random(TEST_ROWS, width), self._random(TEST_ROWS, outputs)
+        weight, bias = self._random(outputs, width), self._random(outputs)
+        for label, used_bias in (("linear", None), ("linear with bias", bias)):
+            mine, reference = ours.pack(weight, used_bias), theirs.pack(weight, used_bias)
+            self.same(label, ours.linear(x, mine), theirs.linear(x, reference))
+            expected = theirs.linear_add(x, reference, residual.clone())
+            self.same(label + " and residual", ours.linear_add(x, mine, residual.clone()), expected)
+        self.same("logits", ours.logits(x, ours.pack_head(weight)), theirs.logits(x, theirs.pack_head(weight)))
+        self.same("norm", ours.norm(x, weight[0]), theirs.norm(x, weight[0]))
+        self.same("swiglu", ours.swiglu(residual.clone()), theirs.swiglu(residual.clone()))
+
+    def attention(self, ours: Backend, theirs: Backend, step: Step) -> None:
+        ours.begin(step)
+        theirs.begin(step)
+        norms = self._random(self._setup.heads + self._setup.kv_heads, self._setup.head_dim).to(torch.float32)
+        for layer, head_norms in enumerate((None, norms)):
+            qkv = self._random(step.positions.size, self._setup.qkv_columns)
+            mine = ours.rotate_and_store(qkv.clone(), layer, head_norms)
+            reference = theirs.rotate_and_store(qkv.clone(), layer, head_norms)
+            self.same("rotation", mine, reference)
+            self.same("attention", ours.attend(mine, layer), theirs.attend(reference, layer))
+
+    def _random(self, *shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=self._generator).to(self._setup.dtype).to(self._setup.device)
+
+
+def _mixed_step(page_tokens: int) -> Step:
+    """Three decode rows of unlike lengths, a chunk from position 0 and a chunk behind a full page and a half."""
+    lengths = [1, page_tokens, 2 * page_tokens + 1]
+    tables = [[1, 0, 0], [2, 0, 0], [3, 4, 5]]
+    first = Chunk(3, 6, 0, np.array([6, 7, 8][: -(-3 // page_tokens)], dtype=np.int64))
+    past = page_tokens + page_tokens // 2
+    second = Chunk(6, 9, past, np.array([9, 10, 11, 12][: -(-(past + 3) // page_tokens)], dtype=np.int64))
+    positions = np.array([*(length - 1 for length in lengths), 0, 1, 2, past, past + 1, past + 2], dtype=np.int64)
+    pages = [np.array(table, dtype=np.int64) for table in tables]
+    tables_of_rows = [*pages, first.pages, first.pages, first.pages, second.pages, second.pages, second.pages]
+    write_pages = np.array(
+        [table[at // page_tokens] for table, at in zip(tables_of_rows, positions, strict=True)], dtype=np.int64
+    )
+    return Step(
+        token_ids=np.zeros_like(positions),
+        positions=positions,
+        write_pages=write_pages,
+        write_offsets=positions % page_tokens,
+        decode_lengths=np.array(lengths, dtype=np.int64),
+        decode_pages=np.stack(pages),
+        chunks=(first, second),
+        fresh_pages=np.array([1], dtype=np.int64),
+        logit_rows=np.arange(3, dtype=np.int64),
+    )

@@ -1,0 +1,105 @@
+"""The slow, plain backend that others are compared with: everything in float32, one sequence at a time, no clever step."""
+
+import torch
+
+from engine.backend import PackedLinear, Registration, Setup
+from engine.step import Step
+
+NAME = "reference"
+
+
+class ReferenceBackend:
+    """Implements engine.backend.Backend by the formulas, without packing, masks of a whole batch, or padded tables."""
+
+    name = NAME
+
+    def __init__(self, setup: Setup) -> None:
+        self._setup = setup
+        self._step: Step | None = None
+
+    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
+        return PackedLinear(weight, bias, weight.shape[1], weight.shape[0])
+
+    def pack_head(self, weight: torch.Tensor) -> PackedLinear:
+        return self.pack(weight, None)
+
+    def begin(self, step: Step) -> None:
+        self._step = step
+        for page in step.fresh_pages.tolist():
+            self._setup.pool[page] = 0
+
+    def linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
+        return self._product(x, packed).to(x.dtype)
+
+    def linear_add(self, x: torch.Tensor, packed: PackedLinear, own_residual: torch.Tensor) -> torch.Tensor:
+        return (self._product(x, packed) + own_residual.float()).to(x.dtype)
+
+    def norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return self._unit(x.float()).mul(weight.float()).to(x.dtype)
+
+    def swiglu(self, own_gate_up: torch.Tensor) -> torch.Tensor:
+        gate, up = own_gate_up.float().chunk(2, dim=-1)
+        return (gate * torch.sigmoid(gate) * up).to(own_gate_up.dtype)
+
+    def rotate_and_store(self, own_qkv: torch.Tensor, layer: int, head_norms: torch.Tensor | None) -> torch.Tensor:
+        step = self._current()
+        query, key, value = self._split(own_qkv.float())
+        if head_norms is not None:
+            query = self._unit(query) * head_norms[: self._setup.heads]
+            key = self._unit(key) * head_norms[self._setup.heads :]
+        positions = torch.from_numpy(step.positions).to(own_qkv.device)
+        query, key = self._rotate(query, positions), self._rotate(key, positions)
+        for row, (page, offset) in enumerate(zip(step.write_pages.tolist(), step.write_offsets.tolist(), strict=True)):
+            self._setup.pool[page, layer, offset, 0] = key[row].to(own_qkv.dtype)
+            self._setup.pool[page, layer, offset, 1] = value[row].to(own_qkv.dtype)
+        return torch.cat([part.flatten(1) for part in (query, key, value)], dim=1).to(own_qkv.dtype)
+
+    def attend(self, qkv: torch.Tensor, layer: int) -> torch.Tensor:
+        step = self._current()
+        query, _, _ = self._split(qkv.float())
+        out = torch.empty_like(query)
+        for row, (length, table) in enumerate(zip(step.decode_lengths.tolist(), step.decode_pages, strict=True)):
+            out[row] = self._attend_one(query[row], self._cached(torch.from_numpy(table), layer, length))
+        for chunk in step.chunks:
+            for row in range(chunk.start, chunk.end):
+                length = chunk.first_position + row - chunk.start + 1
+                out[row] = self._attend_one(query[row], self._cached(torch.from_numpy(chunk.pages), layer, length))
+        return out.flatten(1).to(qkv.dtype)
+
+    def logits(self, x: torch.Tensor, head: PackedLinear) -> torch.Tensor:
+        return self._product(x, head)
+
+    def _current(self) -> Step:
+        assert self._step is not None, "begin() comes before the layers"
+        return self._step
+
+    def _product(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
+        product = x.float() @ packed.weight.float().T
+        return product if packed.bias is None else product + packed.bias.float()
+
+    def _unit(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self._setup.rms_eps)
+
+    def _split(self, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        setup = self._setup
+        heads = qkv.view(qkv.shape[0], setup.heads + 2 * setup.kv_heads, setup.head_dim)
+        keys_end = setup.heads + setup.kv_heads
+        return heads[:, : setup.heads], heads[:, setup.heads : keys_end], heads[:, keys_end:]
+
+    def _rotate(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        cosines, sines = self._setup.rope[positions][:, None].chunk(2, dim=-1)
+        first, second = x.chunk(2, dim=-1)
+        return torch.cat([first * cosines - second * sines, second * cosines + first * sines], dim=-1)
+
+    def _cached(self, table: torch.Tensor, layer: int, length: int) -> torch.Tensor:
+        """float32 [length, 2, kv_heads, head_dim]."""
+        return self._setup.pool[table, layer].flatten(0, 1)[:length].float()
+
+    def _attend_one(self, query: torch.Tensor, cached: torch.Tensor) -> torch.Tensor:
+        group = self._setup.heads // self._setup.kv_heads
+        key, value = (cached[:, which].repeat_interleave(group, dim=1) for which in (0, 1))
+        scores = torch.einsum("hd,shd->hs", query, key) * self._setup.head_dim**-0.5
+        return torch.einsum("hs,shd->hd", scores.softmax(-1), value)
+
+
+REGISTRATION = Registration(NAME, rank=0, fits=lambda device, dtype: True, build=ReferenceBackend)

@@ -1,0 +1,129 @@
+"""The backend that needs nothing but torch: packed linears where oneDNN has them, gather and SDPA for attention."""
+
+import torch
+from torch.nn import functional
+
+from engine.backend import PackedLinear, Registration, Setup
+from engine.step import Step
+from engine.torch_linear import Linears, choose_linears
+from engine.torch_plan import ChunkPlan, DecodeBucket, Planner, StepPlan
+
+NAME = "torch"
+
+
+class TorchBackend:
+    """Implements engine.backend.Backend. Device neutral; only the host path is exercised by our tests."""
+
+    name = NAME
+
+    def __init__(self, setup: Setup) -> None:
+        pages, layers, page_tokens = setup.pool.shape[:3]
+        self._setup = setup
+        self._linears: Linears = choose_linears(setup.device, setup.dtype)
+        self._head_linears: Linears = choose_linears(setup.device, torch.float32)
+        self._planner = Planner(setup)
+        self._plan: StepPlan | None = None
+        self._page_rows = setup.pool.view(pages * layers, -1)
+        self._token_rows = setup.pool.view(pages * layers * page_tokens, -1)
+        self._page_tokens = page_tokens
+        self._scale = setup.head_dim**-0.5
+        self._group = setup.heads // setup.kv_heads
+        self._gathered = torch.empty(0, dtype=setup.dtype, device=setup.device)
+
+    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
+        return self._linears.pack(weight, bias)
+
+    def pack_head(self, weight: torch.Tensor) -> PackedLinear:
+        """Kept in float32: no CPU product of bfloat16 matrices in torch returns float32, and logits rounded to bfloat16 tie."""
+        return self._head_linears.pack(weight.to(torch.float32), None)
+
+    def begin(self, step: Step) -> None:
+        self._plan = plan = self._planner.plan(step)
+        if plan.fresh_pages is not None:
+            self._setup.pool.index_fill_(0, plan.fresh_pages, 0)
+        if plan.gathered_pages * self._page_rows.shape[1] > self._gathered.numel():
+            self._gathered = self._page_rows.new_empty(plan.gathered_pages * self._page_rows.shape[1])
+
+    def linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
+        return self._linears.apply(x, packed)
+
+    def linear_add(self, x: torch.Tensor, packed: PackedLinear, own_residual: torch.Tensor) -> torch.Tensor:
+        return own_residual.add_(self._linears.apply(x, packed))
+
+    def norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return functional.rms_norm(x, (x.shape[1],), weight, self._setup.rms_eps)
+
+    def swiglu(self, own_gate_up: torch.Tensor) -> torch.Tensor:
+        gate, up = own_gate_up.chunk(2, dim=1)
+        return functional.silu(gate).mul_(up)
+
+    def rotate_and_store(self, own_qkv: torch.Tensor, layer: int, head_norms: torch.Tensor | None) -> torch.Tensor:
+        plan, setup = self._current(), self._setup
+        rotated = setup.heads + setup.kv_heads
+        heads = own_qkv[:, : rotated * setup.head_dim].view(-1, rotated, setup.head_dim)
+        wide = heads.to(torch.float32)
+        if head_norms is not None:
+            wide = functional.rms_norm(wide, (setup.head_dim,), None, setup.rms_eps).mul_(head_norms)
+        turned = torch.mul(wide, plan.cosines).addcmul_(wide.roll(setup.head_dim // 2, -1), plan.signed_sines)
+        heads.copy_(turned)
+        rows = torch.add(plan.write_rows, layer * self._page_tokens)
+        self._token_rows.index_copy_(0, rows, own_qkv[:, setup.query_columns :])
+        return own_qkv
+
+    def attend(self, qkv: torch.Tensor, layer: int) -> torch.Tensor:
+        plan = self._current()
+        out = torch.empty((qkv.shape[0], self._setup.query_columns), dtype=qkv.dtype, device=qkv.device)
+        for bucket in plan.buckets:
+            self._attend_decode(qkv, layer, bucket, out)
+        for chunk in plan.chunks:
+            self._attend_chunk(qkv, layer, chunk, out)
+        return out
+
+    def logits(self, x: torch.Tensor, head: PackedLinear) -> torch.Tensor:
+        return self._head_linears.apply(x.to(torch.float32), head)
+
+    def _current(self) -> StepPlan:
+        assert self._plan is not None, "begin() comes before the layers"
+        return self._plan
+
+    def _gather(self, page_rows: torch.Tensor, layer: int) -> torch.Tensor:
+        """The pages of one layer, one after the other, [pages, page elements], in memory that the next gather reuses."""
+        count, width = page_rows.shape[0], self._page_rows.shape[1]
+        out = self._gathered[: count * width].view(count, width)
+        return torch.index_select(self._page_rows, 0, torch.add(page_rows, layer), out=out)
+
+    def _attend_decode(self, qkv: torch.Tensor, layer: int, bucket: DecodeBucket, out: torch.Tensor) -> None:
+        """Query heads that share a key head stand where a sequence would have several queries: no key is copied for them."""
+        setup = self._setup
+        sequences = bucket.end - bucket.start
+        cached = self._gather(bucket.page_rows, layer).view(sequences, -1, 2, setup.kv_heads, setup.head_dim)
+        key, value = cached.transpose(1, 3).unbind(2)
+        query = qkv[bucket.start : bucket.end, : setup.query_columns]
+        query = query.view(sequences, setup.kv_heads, self._group, setup.head_dim)
+        mixed = functional.scaled_dot_product_attention(query, key, value, attn_mask=bucket.mask, scale=self._scale)
+        out[bucket.start : bucket.end].view(query.shape).copy_(mixed)
+
+    def _attend_chunk(self, qkv: torch.Tensor, layer: int, chunk: ChunkPlan, out: torch.Tensor) -> None:
+        setup = self._setup
+        rows = qkv[chunk.start : chunk.end]
+        query = rows[:, : setup.query_columns].view(1, -1, setup.heads, setup.head_dim).transpose(1, 2)
+        if chunk.page_rows is None:
+            cached = rows[:, setup.query_columns :].view(-1, 2, setup.kv_heads, setup.head_dim)
+        else:
+            cached = self._gather(chunk.page_rows, layer).view(-1, 2, setup.kv_heads, setup.head_dim)[: chunk.cache_tokens]
+        key, value = cached[None].transpose(1, 3).unbind(2)
+        place = out[chunk.start : chunk.end].view(-1, setup.heads, setup.head_dim)
+        for block in chunk.blocks:
+            mixed = functional.scaled_dot_product_attention(
+                query[:, :, block.start : block.end],
+                key[:, :, : block.key_tokens],
+                value[:, :, : block.key_tokens],
+                attn_mask=block.mask,
+                is_causal=block.mask is None,
+                scale=self._scale,
+                enable_gqa=True,
+            )
+            place[block.start : block.end].copy_(mixed[0].transpose(0, 1))
+
+
+REGISTRATION = Registration(NAME, rank=10, fits=lambda device, dtype: True, build=TorchBackend)
