@@ -67,8 +67,7 @@ class Sampler:
     def _choose_greedy(
         self, values: Floats, rows: Sequence[SampleRow], indices: list[int], chosen: list[int | SamplerError]
     ) -> None:
-        own = values if len(indices) == len(rows) else values[indices]
-        own, errors = _edit_rows(own, rows, indices)
+        own, errors = _own_rows(values, rows, indices)
         tokens = own.argmax(axis=1)  # a NaN counts as the largest
         finite = np.isfinite(np.take_along_axis(own, tokens[:, None], axis=1)[:, 0])
         for index, token, usable in zip(indices, tokens.tolist(), finite.tolist(), strict=True):
@@ -87,7 +86,7 @@ class Sampler:
     def _choose_part(
         self, values: Floats, rows: Sequence[SampleRow], indices: list[int], some: bool, chosen: list[int | SamplerError]
     ) -> None:
-        own, errors = _edit_rows(values[indices], rows, indices)
+        own, errors = _own_rows(values, rows, indices)
         largest = own.max(axis=1)  # a NaN counts as the largest
         usable = np.isfinite(largest)
         for place in np.flatnonzero(~usable).tolist():
@@ -115,14 +114,14 @@ class Sampler:
         return _draw_from_all(scaled, numbers)
 
 
-def _edit_rows(values: Floats, rows: Sequence[SampleRow], indices: list[int]) -> tuple[Floats, list[SamplerError]]:
-    """A copy of the values with the rows' edits, or the values themselves when no row has any."""
+def _own_rows(values: Floats, rows: Sequence[SampleRow], indices: list[int]) -> tuple[Floats, list[SamplerError]]:
+    """The rows `indices` of the values with their edits: a copy, or the values themselves when nothing would differ."""
     places = [place for place, index in enumerate(indices) if edited(rows[index])]
-    if not places:
+    if not places and len(indices) == len(values):
         return values, []
-    values = values.copy()
-    errors = [edit(values[place], rows[indices[place]], indices[place]) for place in places]
-    return values, [error for error in errors if error is not None]
+    own = values[indices]
+    errors = [edit(own[place], rows[indices[place]], indices[place]) for place in places]
+    return own, [error for error in errors if error is not None]
 
 
 def _draw_from_all(scaled: Floats, numbers: npt.NDArray[np.float64]) -> Ids:
