@@ -33,11 +33,11 @@ class OpenSeat:
 
 @dataclass(frozen=True, slots=True)
 class EndSeat:
-    """End a seat at the next step border: a cancel, a reader that left, a shutdown."""
+    """End a seat at the next step border. `requested_at`: when a cancel came; None when it is none, such as a clock."""
 
     seat: int
     ending: Ending
-    requested_at: float
+    requested_at: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,6 @@ class EndAll:
     """End every seat: the time to drain is over."""
 
     ending: Ending
-    requested_at: float
 
 
 @dataclass(frozen=True, slots=True)

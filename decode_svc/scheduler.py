@@ -246,7 +246,7 @@ class Scheduler:
     def _end_all(self, command: EndAll, now: float) -> None:
         self._draining = True
         for seat in self.seats:
-            seat.end_with(command.ending, command.requested_at)
+            seat.end_with(command.ending)
 
     def _stop_admitting(self, command: StopAdmitting, now: float) -> None:
         self._draining = True
