@@ -18,7 +18,7 @@ from bench.report import Run, machine, markdown, row, write_between
 from tandem_cli.cell import Cell, CellOptions, running_cell
 
 README = Path(__file__).with_name("README.md")
-SENT_BYTES_METRIC = "tandem_prefill_push_bytes_total"
+SENT_BYTES_METRIC = "tandem_prefill_pushed_bytes_total"
 WARM_UP_REQUESTS = 2
 REQUESTS_PER_CLIENT = 3
 REQUESTS_MIN = 6

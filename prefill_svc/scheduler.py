@@ -83,6 +83,7 @@ class PrefillScheduler:
         self._closed = False
         self._outputs: list[m.Output] = []
         self._pushes: list[Push] = []
+        self._withdrawals: list[int] = []
         self.ended: Counter[str] = Counter()
 
     # ---- commands
@@ -304,6 +305,7 @@ class PrefillScheduler:
         elif job.phase is Phase.COMPUTING:
             self._computing.remove(job)
         job.phase = Phase.STOPPING
+        self._withdrawals += job.pins
 
     def _ended(self, grant_id: str, cause: str, now: float) -> None:
         job = self._jobs.get(grant_id)
@@ -334,6 +336,11 @@ class PrefillScheduler:
         """Writes to post since the last call."""
         pushes, self._pushes = self._pushes, []
         return pushes
+
+    def take_withdrawals(self) -> list[int]:
+        """Pushes since the last call that need not be posted any more; each still ends with a result."""
+        withdrawals, self._withdrawals = self._withdrawals, []
+        return withdrawals
 
     def _waiting_tokens(self) -> int:
         return sum(job.left_tokens for job in self._jobs.values() if job.phase is not Phase.STOPPING)

@@ -26,9 +26,12 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True)
 class WorkerPorts:
-    """Where the worker's results go; all are called on the engine thread and never block."""
+    """Where the worker's results go; all are called on the engine thread and never block.
 
-    send: Callable[[list[Push]], None]
+    send: writes to post, and ids of writes that need not be posted any more.
+    """
+
+    send: Callable[[list[Push], list[int]], None]
     publish: Callable[[list[Output]], None]
     report: Callable[[StepReport], None]
 
@@ -54,9 +57,9 @@ class PrefillWorker:
         plan = self._scheduler.next_batch(now)
         if plan is not None:
             self._run(plan, now)
-        pushes = self._scheduler.take_pushes()
-        if pushes:
-            self._ports.send(pushes)
+        pushes, withdrawals = self._scheduler.take_pushes(), self._scheduler.take_withdrawals()
+        if pushes or withdrawals:
+            self._ports.send(pushes, withdrawals)
         outputs = self._scheduler.take_outputs()
         if outputs:
             self._ports.publish(outputs)

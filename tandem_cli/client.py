@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -70,8 +71,15 @@ async def connect(address: str) -> AsyncIterator[pb_grpc.InferenceServiceStub]:
         yield pb_grpc.InferenceServiceStub(channel)
 
 
-def label(enum: object, value: int) -> str:
+_PREFIXES = (
+    (pb.FinishReason, "FINISH_REASON_"),
+    (pb.RequestState, "REQUEST_STATE_"),
+    (pb.CancelOutcome, "CANCEL_OUTCOME_"),
+)
+
+
+def label(enum: Any, value: int) -> str:
     """The name of a protobuf enum value without its prefix, in lower case."""
-    name: str = enum.Name(value)  # type: ignore[attr-defined]
-    prefixes = {pb.FinishReason: "FINISH_REASON_", pb.RequestState: "REQUEST_STATE_", pb.CancelOutcome: "CANCEL_OUTCOME_"}
-    return name.removeprefix(prefixes.get(enum, "")).lower()
+    name: str = enum.Name(value)
+    prefix = next((prefix for known, prefix in _PREFIXES if known is enum), "")
+    return name.removeprefix(prefix).lower()

@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -163,9 +164,7 @@ async def _watch_state(stub: pb_grpc.InferenceServiceStub, request_id: str, prin
 class _Interrupts:
     """Ctrl-C: first cancels the request and lets its terminal event come, second ends the program."""
 
-    def __init__(
-        self, stub: pb_grpc.InferenceServiceStub, request_id: str, printer: Printer, call: grpc.aio.UnaryStreamCall
-    ) -> None:
+    def __init__(self, stub: pb_grpc.InferenceServiceStub, request_id: str, printer: Printer, call: Any) -> None:
         self._stub, self._request_id, self._printer, self._call = stub, request_id, printer, call
         self._cancel: asyncio.Task[None] | None = None
 

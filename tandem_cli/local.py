@@ -106,7 +106,7 @@ def _cell_or_exit(options: CellOptions, console: Console) -> Iterator[tuple[Cell
         _pull(options.model, console)
         with running_cell(options, folder, _progress(console)) as cell:
             yield cell, folder
-    except (StartFailed, models.ModelUnavailable, models.UnsupportedModel) as error:
+    except (StartFailed, models.ModelError, models.UnsupportedModel) as error:
         console.print(f"[red]{error}[/]", markup=True)
         raise typer.Exit(EXIT.FAILED) from None
     except KeyboardInterrupt:
@@ -167,7 +167,7 @@ def models_pull(
     console = Console(stderr=True, highlight=False)
     try:
         ref = _pull(name, console)
-    except (models.ModelUnavailable, models.UnsupportedModel) as error:
+    except (models.ModelError, models.UnsupportedModel) as error:
         print(error, file=sys.stderr)
         raise typer.Exit(EXIT.FAILED) from None
     if as_json:
