@@ -1,0 +1,72 @@
+"""What a process that serves gRPC is made of: the frame that it is given and the application that it is."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Protocol
+
+import grpc
+
+from rpc.admin import Books
+from rpc.server_settings import ServerSettings
+from telemetry.registry import MetricsRegistry
+from telemetry.tracing import Tracing
+
+
+class ExitCode(IntEnum):
+    """How a process ends. A second signal n ends it with 128 + n."""
+
+    OK = 0
+    START_FAILED = 1
+    BAD_SETTINGS = 2
+    CRASHED = 70
+    DRAIN_CUT = 75
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What a process is given: who it is, and where its news go."""
+
+    kind: str
+    name: str
+    address: str  # host:port, as others reach it
+    incarnation: str  # 32 hex digits, new at each start
+    settings: ServerSettings
+    tracing: Tracing
+    metrics: MetricsRegistry
+    #: Ends the process with CRASHED; may be called in any thread, after its caller has told the streams.
+    crashed: Callable[[BaseException], None]
+    #: Whether a stop signal came.
+    draining: Callable[[], bool]
+
+
+class Application(Protocol):
+    """What a process does. All but `stalled` is called on the event loop."""
+
+    @property
+    def service_names(self) -> Sequence[str]:
+        """Full names of the services that `add_to` adds."""
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Add the servicers; nothing calls them before `start` has returned."""
+
+    async def start(self) -> None:
+        """Load and start whatever is needed; on return the process is ready."""
+
+    def stalled(self, now: float) -> bool:
+        """Whether the work stands still although there is some; `now` is a reading of the monotonic clock."""
+
+    async def check(self) -> Books:
+        """Recount everything that is held."""
+
+    def begin_drain(self) -> None:
+        """Refuse new work from now on; what runs, runs on."""
+
+    async def drained(self) -> None:
+        """Return when nothing runs any more. Cancelled when the budget is over."""
+
+    async def stop(self) -> None:
+        """End what still runs with a typed error, and release everything; also after a `start` that failed."""
+
+
+Build = Callable[[Frame], Application]
