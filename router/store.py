@@ -9,7 +9,7 @@ StoreUnavailable when the store does not answer in time; nothing is known then a
 calling again with the same arguments is always safe.
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
@@ -282,7 +282,7 @@ class Store(Protocol):
     async def books(self) -> StoreBooks:
         """Everything held, recounted, with `faults`. For the admin check and tests: it reads all of the cell's keys."""
 
-    def cancel_hints(self) -> AsyncIterator[str]:
+    def cancel_hints(self) -> AsyncGenerator[str, None]:
         """Ids of this router's requests that were just cancelled. Hints only: they can be lost, `heartbeat` has them all.
 
         Goes on through outages and never ends by itself; close it with `contextlib.aclosing`.

@@ -1,0 +1,357 @@
+"""The request store on a Redis-compatible server. The rules are in the scripts; here are arguments and answers."""
+
+import asyncio
+import itertools
+import json
+import random
+import time
+import uuid
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+from lifecycle.record import RequestRecord
+from lifecycle.states import TERMINAL, Event, State, next_state
+from router import redis_codec
+from router.redis_books import read_books
+from router.redis_link import Keys, Observe, RedisLink, RedisSettings
+from router.redis_reaper import Reaper
+from router.store import (
+    CancelOutcome,
+    CancelResult,
+    CreateOutcome,
+    CreateResult,
+    FinishResult,
+    LiveRequest,
+    ReapReport,
+    Reservations,
+    StoreBooks,
+    StoreHealth,
+    StoreStatistics,
+    StoreUnavailable,
+    WriteOutcome,
+    WriteResult,
+)
+
+#: Writes of one owner to one record can overtake each other; one that was overtaken is made again, at most that often.
+OVERTAKEN_TRIES = 4
+#: Longest pause between two looks of `wait_ended`, in seconds.
+WAIT_PAUSE_S = 0.25
+#: Longest pause before the hint channel is opened again after an outage, in seconds.
+HINT_PAUSE_S = 2.0
+#: How long one wait for a hint may take before the connection is looked after, in seconds.
+HINT_WAIT_S = 5.0
+
+_STALE = "stale"
+
+
+class RedisStore:
+    """`router.store.Store` on Redis 7.2 or Valkey. `router` is this router's name with its incarnation."""
+
+    def __init__(self, settings: RedisSettings, router: str, observe: Observe | None = None) -> None:
+        if not router or "\x1f" in router:
+            raise ValueError("store: the router's name must not be empty")
+        self.settings = settings
+        self._router = router
+        self._link = RedisLink(settings, observe)
+        self._keys = Keys(settings.cell)
+        # Rises over restarts too, should a router's name come back.
+        self._revisions = itertools.count(time.time_ns() // 1000)
+        self._reaper = Reaper(self._link, self._keys)
+        self._lease_lapses = 0
+
+    @property
+    def router(self) -> str:
+        """The name under which this router owns records."""
+        return self._router
+
+    # Records
+
+    async def create(self, record: RequestRecord) -> CreateResult:
+        """See `Store`. Raises ValueError for a record that is not new or not this router's."""
+        self._must_own(record)
+        if record.state is not State.CREATED:
+            raise ValueError(f"create: request {record.request_id!r} is {record.state.value}, not created")
+        revision = next(self._revisions)
+        keys = self._keys
+        cancelled = redis_codec.cancelled_at_once(record)
+        reply = await self._json(
+            "create",
+            [keys.record(record.request_id), keys.tombstones, keys.notes, keys.owned(self._router), keys.leases],
+            [
+                redis_codec.copy_text(record, revision),
+                uuid.uuid4().hex,
+                self.settings.live_ttl_s,
+                self.settings.retention_s,
+                self.settings.lease_s,
+                redis_codec.copy_text(cancelled, revision),
+            ],
+        )
+        return CreateResult(CreateOutcome(reply["outcome"]), redis_codec.record_from_fields(reply["record"]))
+
+    async def admit(self, record: RequestRecord, holds: Reservations, at: float) -> WriteResult:
+        """See `Store`. Raises IllegalTransition when the record is not QUEUED."""
+        self._must_own(record)
+        next_state(record.state, Event.TICKET)
+        granted = _placed(record, holds, at)
+        result = await self._place(record, granted, record, holds)
+        if result.applied:
+            _become(record, granted)
+        _learn(record, result)
+        return result
+
+    async def retry(self, record: RequestRecord, event: Event, holds: Reservations | None, at: float) -> WriteResult:
+        """See `Store`."""
+        self._must_own(record)
+        short = redis_codec.copied(record)
+        short.attempt += 1
+        short.prefill_member = short.decode_member = ""
+        lost = short.advance(event, at) is not State.QUEUED
+        if holds is None:
+            granted = None
+        elif lost:
+            granted = redis_codec.copied(short)
+            granted.decode_member = holds.placement.decode_member
+            granted.prefill_member = holds.placement.prefill_member
+        else:
+            granted = _placed(short, holds, at)
+        if lost:
+            short.advance(Event.REFUSED, at)
+        try:
+            if granted is None or holds is None:
+                result = await self.advance(short)
+            else:
+                result = await self._place(record, granted, short, holds)
+        except StoreUnavailable:
+            _become(record, short)
+            raise
+        if result.outcome is WriteOutcome.SHORT or (result.applied and granted is None):
+            _become(record, short)
+        elif result.applied and granted is not None:
+            _become(record, granted)
+        _learn(record, result)
+        return result
+
+    async def advance(self, record: RequestRecord) -> WriteResult:
+        """See `Store`. Raises ValueError for a record that has ended: that is for `finish`."""
+        self._must_own(record)
+        if record.ended:
+            raise ValueError(f"advance: request {record.request_id!r} has ended; use finish")
+        reply = await self._json(
+            "advance",
+            [self._keys.record(record.request_id), self._keys.reserved],
+            [redis_codec.copy_text(record, next(self._revisions)), self.settings.live_ttl_s],
+        )
+        result = redis_codec.write_result(reply)
+        _learn(record, result)
+        return result
+
+    async def finish(self, record: RequestRecord) -> FinishResult:
+        """See `Store`. Raises ValueError for a record that has not ended or says not how."""
+        self._must_own(record)
+        if not record.ended or record.ending is None:
+            raise ValueError(f"finish: request {record.request_id!r} is {record.state.value} with ending {record.ending}")
+        keys = self._keys
+        names = [keys.record(record.request_id), keys.reserved, keys.owned(self._router), keys.cancels]
+        for _ in range(OVERTAKEN_TRIES):
+            copy = redis_codec.copy_text(record, next(self._revisions))
+            reply = await self._json("finish", names, [copy, self.settings.retention_s])
+            if reply["outcome"] != _STALE:
+                break
+        else:
+            raise StoreUnavailable("finish", f"overtaken by {OVERTAKEN_TRIES} other writes of this router")
+        outcome = WriteOutcome(reply["outcome"])
+        stored = reply.get("record")
+        return FinishResult(
+            won=outcome is WriteOutcome.APPLIED,
+            outcome=outcome,
+            record=None if stored is None else redis_codec.record_from_fields(stored),
+        )
+
+    async def request_cancel(self, request_id: str, reason: str, at: float) -> CancelResult:
+        """See `Store`."""
+        keys = self._keys
+        settings = self.settings
+        reply = await self._json(
+            "request_cancel",
+            [keys.record(_checked(request_id)), keys.tombstones, keys.notes, keys.cancels],
+            [
+                request_id,
+                repr(at),
+                reason,
+                settings.tombstone_s,
+                settings.max_tombstones,
+                keys.hints,
+                settings.live_ttl_s,
+            ],
+        )
+        return CancelResult(
+            outcome=CancelOutcome(reply["outcome"]),
+            state=State(reply["state"]) if reply["state"] else None,
+            ending=redis_codec.ending_from_text(reply["ending"]),
+            owner=reply["owner"],
+        )
+
+    async def get(self, request_id: str) -> RequestRecord | None:
+        """See `Store`."""
+        key = self._keys.record(_checked(request_id))
+        stored: dict[str, str] = await self._link.command("get", "HGETALL", key)
+        return redis_codec.record_from_fields(stored) if stored else None
+
+    async def wait_ended(self, request_id: str, timeout_s: float) -> RequestRecord | None:
+        """See `Store`. Looks rather than listens: a published message can be lost, so looking is needed anyway."""
+        until = time.monotonic() + timeout_s
+        pause_s = 0.01
+        while True:
+            record = await self.get(request_id)
+            left_s = until - time.monotonic()
+            if record is None or record.state in TERMINAL or left_s <= 0:
+                return record
+            await asyncio.sleep(min(pause_s, left_s))
+            pause_s = min(pause_s * 2, WAIT_PAUSE_S)
+
+    # Leases and repair
+
+    async def assert_live(self, live: Sequence[LiveRequest]) -> dict[str, WriteResult]:
+        """See `Store`. Records that end meanwhile are left alone. One call each, so that a slow server is noticed early."""
+        results: dict[str, WriteResult] = {}
+        keys = self._keys
+        for request in live:
+            record = request.record
+            self._must_own(record)
+            if record.ended:
+                continue
+            claims = request.holds.claims if request.holds is not None else ()
+            reply = await self._json(
+                "assert_live",
+                [keys.record(record.request_id), keys.reserved, keys.owned(self._router)],
+                [
+                    redis_codec.copy_text(record, next(self._revisions)),
+                    redis_codec.claims_text(claims, tokens=redis_codec.phase(record) == "everything"),
+                    self.settings.live_ttl_s,
+                ],
+            )
+            result = redis_codec.write_result(reply)
+            _learn(record, result)
+            results[record.request_id] = result
+        return results
+
+    async def heartbeat(self) -> frozenset[str]:
+        """See `Store`."""
+        keys = self._keys
+        reply: Any = await self._link.run(
+            "heartbeat",
+            [keys.leases, keys.cancels, keys.owned(self._router)],
+            [self._router, self.settings.lease_s, self.settings.live_ttl_s],
+        )
+        self._lease_lapses += int(reply[0])
+        return frozenset(reply[1])
+
+    async def leave(self) -> None:
+        """See `Store`. The lease stays, as one that ran out long ago, until nothing is owned under it."""
+        await self._link.command("leave", "ZADD", self._keys.leases, "XX", 0, self._router)
+
+    async def reap(self, at: float) -> ReapReport:
+        """See `Store`."""
+        return await self._reaper.reap(at)
+
+    async def books(self) -> StoreBooks:
+        """See `Store`."""
+        return await read_books(self._link, self._keys)
+
+    async def cancel_hints(self) -> AsyncGenerator[str, None]:
+        """See `Store`."""
+        pause_s = 0.0
+        while True:
+            try:
+                async with aclosing(self._listen()) as hints:
+                    async for request_id in hints:
+                        pause_s = 0.0
+                        yield request_id
+            except StoreUnavailable:
+                pause_s = min(HINT_PAUSE_S, 2 * pause_s + 0.05)
+                await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+
+    async def _listen(self) -> AsyncGenerator[str, None]:
+        """Hints of one connection, until it breaks (StoreUnavailable)."""
+        async with self._link.client.pubsub() as channel:
+            await self._link.call("subscribe", lambda: channel.subscribe(self._keys.hints + self._router))
+            while True:
+                message = await self._link.listen(channel, HINT_WAIT_S)
+                if message is not None:
+                    yield message
+
+    async def health(self) -> StoreHealth:
+        """See `Store`."""
+        began = time.monotonic()
+        try:
+            info: Mapping[str, Any] = await self._link.command("health", "INFO", "server")
+        except StoreUnavailable as error:
+            return StoreHealth(ok=False, latency_s=time.monotonic() - began, error=str(error))
+        name = f"{info.get('server_name', 'redis')} {info.get('valkey_version', info.get('redis_version', ''))}"
+        return StoreHealth(ok=True, latency_s=time.monotonic() - began, server=name)
+
+    def statistics(self) -> StoreStatistics:
+        """See `Store`."""
+        return replace(self._link.statistics(), lease_lapses=self._lease_lapses)
+
+    async def close(self) -> None:
+        """See `Store`."""
+        await self._link.close()
+
+    async def _place(
+        self, record: RequestRecord, granted: RequestRecord, short: RequestRecord, holds: Reservations
+    ) -> WriteResult:
+        keys = [self._keys.record(record.request_id), self._keys.reserved]
+        claims = redis_codec.claims_text(holds.claims)
+        for _ in range(OVERTAKEN_TRIES):
+            revision = next(self._revisions)
+            copies = [redis_codec.copy_text(copy, revision) for copy in (granted, short)]
+            reply = await self._json("admit", keys, [*copies, claims, self.settings.live_ttl_s])
+            if reply["outcome"] != _STALE:
+                return redis_codec.write_result(reply)
+        raise StoreUnavailable("admit", f"overtaken by {OVERTAKEN_TRIES} other writes of this router")
+
+    async def _json(self, name: str, keys: list[str], arguments: list[str | int | float]) -> dict[str, Any]:
+        reply = await self._link.run(name, keys, arguments)
+        answer: dict[str, Any] = json.loads(str(reply))
+        return answer
+
+    def _must_own(self, record: RequestRecord) -> None:
+        _checked(record.request_id)
+        if record.router != self._router:
+            raise ValueError(f"request {record.request_id!r} is owned by {record.router!r}, this store is {self._router!r}")
+
+
+def _checked(request_id: str) -> str:
+    """Ids are part of key and field names."""
+    if not request_id or "\x1f" in request_id:
+        raise ValueError("request_id must not be empty nor contain control characters")
+    return request_id
+
+
+def _placed(record: RequestRecord, holds: Reservations, at: float) -> RequestRecord:
+    """A queued record as it is once admitted there."""
+    granted = redis_codec.copied(record)
+    granted.advance(Event.TICKET, at)
+    granted.decode_member = holds.placement.decode_member
+    granted.prefill_member = holds.placement.prefill_member
+    return granted
+
+
+def _become(record: RequestRecord, other: RequestRecord) -> None:
+    """Take over state, attempt, members and transitions; `other` grew out of `record`."""
+    known = len(record.transitions)
+    record.attempt = other.attempt
+    record.state = other.state
+    record.transitions.extend(other.transitions[known:])
+    record.decode_member = other.decode_member
+    record.prefill_member = other.prefill_member
+
+
+def _learn(record: RequestRecord, result: WriteResult) -> None:
+    """The owner's copy learns of a cancel that another router noted."""
+    if result.cancel is not None and record.cancel_requested_at is None:
+        record.cancel_requested_at = result.cancel.requested_at
+        record.cancel_reason = result.cancel.reason

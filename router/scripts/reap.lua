@@ -1,0 +1,42 @@
+-- Ends one request of a router whose lease has run out, if that is still so.
+-- KEYS: record, reserved, owned ids of the router, cancels, leases
+-- ARGV: id, router, time, retention_s, ending of a lost router, ending of a cancelled request, most transitions kept
+local id = ARGV[1]
+local expiry = redis.call('ZSCORE', KEYS[5], ARGV[2])
+if expiry and tonumber(expiry) > server_time() then
+  return 'alive'
+end
+local record = load_record(KEYS[1])
+if not record or record.router ~= ARGV[2] or TERMINAL[record.state] then
+  redis.call('SREM', KEYS[3], id)
+  return 'gone'
+end
+
+local events, ending = { 'fail' }, ARGV[5]
+if record.cancel_requested_at ~= '' then
+  events, ending = { 'cancel', 'released' }, ARGV[6]
+  if record.state == 'cancel_requested' then
+    events = { 'released' }
+  end
+end
+local steps = cjson.decode(record.transitions)
+local state = record.state
+for _, event in ipairs(events) do
+  state = EDGES[state][event]
+  steps[#steps + 1] = { state, event, ARGV[3], tonumber(record.attempt) }
+end
+while #steps > tonumber(ARGV[7]) do
+  table.remove(steps, 1)
+end
+local fields = { state = state, ending = ending, transitions = cjson.encode(steps), holds = '[]' }
+if record.cancel_requested_at ~= '' then
+  if record.cancel_observed_at == '' then
+    fields.cancel_observed_at = ARGV[3]
+  end
+  fields.cancel_effective_at = ARGV[3]
+end
+give_back(KEYS[2], id, cjson.decode(record.holds), nil)
+save(KEYS[1], record, fields, ARGV[4])
+redis.call('SREM', KEYS[3], id)
+redis.call('HDEL', KEYS[4], id)
+return 'ended'

@@ -1,0 +1,20 @@
+-- Gives back reservations that no live record holds, and drops a cancel flag that no live record carries.
+-- KEYS: record, reserved, cancels
+-- ARGV: id, JSON list of [label, attempt] found for that id
+local id = ARGV[1]
+local record = load_record(KEYS[1])
+local live = record and not TERMINAL[record.state]
+if not live then
+  redis.call('HDEL', KEYS[3], id)
+end
+local held = {}
+if live then
+  for _, hold in ipairs(cjson.decode(record.holds)) do
+    held[hold[2] .. SEP .. hold[1]] = true
+  end
+end
+local found = cjson.decode(ARGV[2])
+local kept = give_back(KEYS[2], id, found, function(hold)
+  return held[hold[2] .. SEP .. hold[1]] == true
+end)
+return #found - #kept
