@@ -2,7 +2,8 @@
 
 The environment offers what templates on the Hugging Face hub rely on (its docs: "Chat templates, advanced"):
 `raise_exception`, `strftime_now`, `tojson` without HTML escapes, loop controls, `{% generation %}` blocks. Templates come with a
-model and are not trusted: they run in Jinja's immutable sandbox, and the sizes of template and text are bounded.
+model and are not trusted: they run in Jinja's immutable sandbox, and the sizes of template and text are bounded. Time is
+bounded only through the text: a template that loops without writing holds its caller up, so render off the event loop.
 """
 
 import json
