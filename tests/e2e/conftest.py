@@ -1,0 +1,54 @@
+"""Cells of real processes, one for each setting that tests share. Starting one takes seconds, so they live for the session."""
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from models import DEFAULT_MODEL, Tokenizer, load_tokenizer
+from tandem_cli.cell import Cell, CellOptions, running_cell
+from tests.reference import default_model
+
+#: Context of the e2e cells: small enough that its limit can be reached in a test.
+CONTEXT_TOKENS = 1024
+STEP_TOKENS = 128
+
+
+@contextmanager
+def cell_of(**options: object) -> Iterator[Cell]:
+    """A cell of the default model; the processes' logs go away with it unless something failed to start."""
+    default_model()
+    extra = (
+        ("prefill", f"--context-tokens={CONTEXT_TOKENS}"),
+        ("decode", f"--context-tokens={CONTEXT_TOKENS}"),
+        ("prefill", f"--step-tokens={STEP_TOKENS}"),
+        *options.pop("extra", ()),
+    )
+    settings = {"model": DEFAULT_MODEL, "listen": "127.0.0.1:0", "kv_tokens": 32_768, "log_level": "warning", "extra": extra}
+    with (
+        tempfile.TemporaryDirectory(prefix="tandem-e2e-") as folder,
+        running_cell(CellOptions(**{**settings, **options}), Path(folder)) as cell,
+    ):
+        yield cell
+
+
+@pytest.fixture(scope="session")
+def f32_cell() -> Iterator[Cell]:
+    """Two routers, one prefill and one decode member in float32."""
+    with cell_of(dtype="float32", routers=2) as cell:
+        yield cell
+
+
+@pytest.fixture(scope="session")
+def bf16_cell() -> Iterator[Cell]:
+    """One router, one prefill and one decode member in bfloat16."""
+    with cell_of(dtype="bfloat16") as cell:
+        yield cell
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    """The default model's tokenizer."""
+    return load_tokenizer(default_model())
