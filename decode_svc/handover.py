@@ -8,6 +8,7 @@ grants are quarantined, and after some tries it is fenced. No clock frees a page
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import Enum
 
 from decode_svc.memory import DecodeMemory, Holding
 from decode_svc.messages import AskDrain, AskEndpoint, AskFence, DrainAnswer, Errand
@@ -16,8 +17,8 @@ from kv_transfer.grants import Committed, Outcome, ReaderBook, ReaderState
 from kv_transfer.offer import Endpoint, Grant, GrantPages, Peer
 from lifecycle.record import AttemptKey
 
-#: Endpoints of writer incarnations that are remembered; the transfer thread knows them all.
-ENDPOINTS_MAX = 256
+#: Writer incarnations with a receiving agent (some MB each). Beyond them the one that was named longest ago is cut off.
+ENDPOINTS_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,14 @@ class HandoverLimits:
     reap_every_s: float = 1.0
 
 
+class _Told(Enum):
+    """Whether a writer can know of a grant."""
+
+    NOT_YET = "not_yet"  # its endpoint is being made
+    NEVER = "never"  # there is no endpoint
+    OFFERED = "offered"
+
+
 @dataclass(slots=True)
 class _Entry:
     """One grant from its reservation until its pages are free or a seat's."""
@@ -49,7 +58,7 @@ class _Entry:
     row: int
     pages: tuple[list[GrantedPage], ...]
     reserved_at: float
-    offered: bool = False
+    told: _Told = _Told.NOT_YET
     heard: bool = False
     silent_tries: int = 0
 
@@ -106,6 +115,7 @@ class Handovers:
         self.counts = HandoverCounts()
         self._entries: dict[str, _Entry] = {}
         self._endpoints: OrderedDict[str, Endpoint] = OrderedDict()
+        self._incarnations: dict[str, str] = {}
         self._waiting: dict[str, list[str]] = {}
         self._suspects: dict[str, _Suspect] = {}
         self._errands: list[Errand] = []
@@ -134,6 +144,7 @@ class Handovers:
 
         Raises NoLandingRow; the caller has asked `full` and `suspect`.
         """
+        self._note_incarnation(writer, now)
         grant_id = self._new_grant_id()
         row, pages = self._memory.grant(holding, grant_id, tokens)
         self._entries[grant_id] = _Entry(seat, key, writer, tokens, row, pages, now)
@@ -152,13 +163,17 @@ class Handovers:
         if writer in self._suspects:
             return []
         self._endpoints[writer] = endpoint
-        while len(self._endpoints) > ENDPOINTS_MAX:
-            self._endpoints.popitem(last=False)
-        return [self._offer(grant_id, endpoint, now) for grant_id in self._waiting.pop(writer, ()) if grant_id in self._entries]
+        if len(self._endpoints) > ENDPOINTS_MAX:
+            self._retire(next(iter(self._endpoints)), now)
+        return [self._offer(grant_id, endpoint, now) for grant_id in self._waiting.pop(writer, ())]
 
     def endpoint_failed(self, writer: str) -> list[int]:
-        """There is no endpoint: seats that waited for it."""
-        return [self._entries[grant_id].seat for grant_id in self._waiting.pop(writer, ()) if grant_id in self._entries]
+        """There is no endpoint: the seats that waited for it are to be ended."""
+        seats = []
+        for grant_id in self._waiting.pop(writer, ()):
+            self._entries[grant_id].told = _Told.NEVER
+            seats.append(self._entries[grant_id].seat)
+        return seats
 
     # filling
 
@@ -187,11 +202,10 @@ class Handovers:
         """Take a grant back. Returns the pages that became free; None when its writer must be asked first."""
         entry = self._entries[grant_id]
         self._memory.revoke(grant_id)
-        if not entry.offered:
+        if entry.told is not _Told.OFFERED:
             # Nobody was told of it, so nobody can write.
-            waiting = self._waiting.get(entry.writer.incarnation)
-            if waiting is not None and grant_id in waiting:
-                waiting.remove(grant_id)
+            if entry.told is _Told.NOT_YET:
+                self._waiting[entry.writer.incarnation].remove(grant_id)
             return self._free(grant_id)
         self.book.revoke(grant_id)
         if drained:
@@ -252,7 +266,7 @@ class Handovers:
                 self.counts.fences_asked += 1
                 self._errands.append(AskFence(writer))
         for grant_id, entry in self._entries.items():
-            waits = entry.offered and not entry.heard and now - entry.reserved_at < self._limits.start_s
+            waits = not entry.heard and now - entry.reserved_at < self._limits.start_s
             if waits and self.book.state(grant_id) is ReaderState.OFFERED:
                 self.book.renew(grant_id, now)
         return [self._entries[grant_id].seat for grant_id in self.book.expired(now)]
@@ -276,18 +290,18 @@ class Handovers:
     @property
     def expecting(self) -> bool:
         """Whether notices may arrive."""
-        return any(entry.offered for entry in self._entries.values())
+        return any(entry.told is _Told.OFFERED for entry in self._entries.values())
 
     def check(self) -> list[str]:
         """Sentences about what does not add up."""
         faults = self.book.check()
-        offered = sum(entry.offered for entry in self._entries.values())
+        offered = sum(entry.told is _Told.OFFERED for entry in self._entries.values())
         statistics = self.book.statistics()
         in_book = statistics.offered + statistics.revoking + statistics.quarantined
         if offered != in_book:
             faults.append(f"grants: {offered} were offered and are open here, {in_book} in the book")
         waiting = {grant_id for ids in self._waiting.values() for grant_id in ids}
-        silent = {grant_id for grant_id, entry in self._entries.items() if not entry.offered}
+        silent = {grant_id for grant_id, entry in self._entries.items() if entry.told is _Told.NOT_YET}
         if waiting != silent:
             faults.append(f"grants: {len(silent)} are not offered yet and {len(waiting)} wait for an endpoint")
         return faults
@@ -310,7 +324,7 @@ class Handovers:
             expires_after_s=self._limits.expires_s,
         )
         self.book.offer(grant, entry.writer, now)
-        entry.offered = True
+        entry.told = _Told.OFFERED
         return Offer(entry.seat, grant)
 
     def _ask(self, grant_id: str, entry: _Entry, delay_s: float) -> None:
@@ -324,6 +338,21 @@ class Handovers:
         self._endpoints.pop(writer, None)
         self.counts.fences_asked += 1
         self._errands.append(AskFence(writer))
+
+    def _note_incarnation(self, writer: Peer, now: float) -> None:
+        """A member that was started again: the agent of its earlier incarnation is of no more use."""
+        before = self._incarnations.get(writer.member)
+        if before != writer.incarnation:
+            self._incarnations[writer.member] = writer.incarnation
+            if before is not None:
+                self._retire(before, now)
+            if len(self._incarnations) > 4 * ENDPOINTS_MAX:
+                del self._incarnations[next(iter(self._incarnations))]
+
+    def _retire(self, writer: str, now: float) -> None:
+        """Cut off a writer that is not needed, unless grants of it are open: those have their own way to a fence."""
+        if writer in self._endpoints and not any(e.writer.incarnation == writer for e in self._entries.values()):
+            self._cut_off(writer, now)
 
     def _free(self, grant_id: str) -> int:
         del self._entries[grant_id]

@@ -65,12 +65,13 @@ def make_plan(number: int, seats: Iterable[Seat], memory: DecodeMemory, limits: 
     rows: list[Rows] = []
     if len(runnable) > limits.sequences:
         runnable = nsmallest(limits.sequences, runnable, key=_turn)
-    for seat in runnable:
+    for place, seat in enumerate(runnable):
         token, position = seat.sequence.next_input()
         holding = seat.holding
         memory.take(holding, position + 1)
         rows.append(Rows(holding.holder, (token,), position, holding.tables, True))
-        seat.last_step = number
+        # The place too, so that there are no ties: among equals it is strictly in turn.
+        seat.last_turn = number + place / len(runnable)
         plan.draws.append(seat)
     plan.seats += runnable
     if computing:
@@ -107,6 +108,6 @@ def _add_chunks(
             plan.draws.append(seat)
 
 
-def _turn(seat: Seat) -> tuple[int, int]:
-    # `last_step` of a prompt stays what it was when its seat was opened: first come, first served.
-    return seat.last_step - PRIORITY_STEPS * seat.open.priority, seat.number
+def _turn(seat: Seat) -> tuple[float, int]:
+    # `last_turn` of a prompt stays what it was when its seat was opened: first come, first served.
+    return seat.last_turn - PRIORITY_STEPS * seat.open.priority, seat.number

@@ -204,7 +204,7 @@ class Scheduler:
             window=FlowWindow(self._limits.stream_bytes),
             deadlines=Deadlines(command.limits, command.received_at),
             state=SeatState.COMPUTING if command.prefill is None else SeatState.CONNECTING,
-            last_step=self.steps,
+            last_turn=self.steps,
         )
         seat.set_clock()
         if command.prefill is None:

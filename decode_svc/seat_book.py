@@ -10,7 +10,7 @@ from lifecycle.finish import Cause, Ending
 from lifecycle.record import AttemptKey
 
 #: Endings that do not wait for a word about their pages: the router waits for them, to try elsewhere.
-_TOLD_AT_ONCE = frozenset({Cause.PREFILL_LOST, Cause.PREFILL_FAILED, Cause.HANDOVER_FAILED})
+_TOLD_AT_ONCE = frozenset({Cause.PREFILL_LOST, Cause.PREFILL_FAILED, Cause.HANDOVER_FAILED, Cause.SHUTTING_DOWN})
 
 _BEFORE_COMMIT = frozenset({SeatState.CONNECTING, SeatState.OFFERED})
 

@@ -52,7 +52,7 @@ class Seat:
     """`ending` is what it must end with at the next step border; once it is set it stays. Times in monotonic seconds.
 
     begun_at: first part of the hand-over, or first chunk computed here. ready_at: the prompt's KV is whole.
-    last_step: the step that scheduled it last; who waited longest goes first.
+    last_turn: the step that scheduled it last, and the place in it; who waited longest goes first.
     """
 
     number: int
@@ -62,7 +62,7 @@ class Seat:
     window: FlowWindow
     deadlines: Deadlines
     state: SeatState
-    last_step: int
+    last_turn: float
     grant_id: str = ""
     landing_row: int = 0
     ending: Ending | None = None

@@ -1,0 +1,247 @@
+"""A decode scheduler in virtual time with everything around it played by the test: model, writers, transfer thread."""
+
+import itertools
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from decode_svc.handover import HandoverLimits, Handovers
+from decode_svc.memory import DecodeMemory
+from decode_svc.messages import (
+    AskDrain,
+    AskEndpoint,
+    AskFence,
+    Command,
+    EndpointMade,
+    EndSeat,
+    Errand,
+    NoticesArrived,
+    OpenSeat,
+    OutputMade,
+    PromptReady,
+    SeatEnded,
+    SeatEvent,
+    SeatGranted,
+    SeatRefused,
+)
+from decode_svc.planning import Plan, StepLimits
+from decode_svc.scheduler import Scheduler, SchedulerLimits
+from decode_svc.seats import Seat
+from engine.layout import GroupKind, GroupLayout, Layout
+from engine.sampling_params import SamplingParams
+from engine.sequence import Sequence as TokenSequence
+from engine.sequence import SequenceSpec, StopSpec
+from kv_transfer.offer import Grant, Peer, Slab, endpoint_of
+from kv_transfer.plan import Notice, part_count, sent_page_counts
+from lifecycle.deadlines import Limits
+from lifecycle.finish import Cause, Ending, FinishReason
+from lifecycle.record import AttemptKey
+from text.detokeniser import Detokeniser, plain_table
+from text.stop_matcher import StopRules
+
+PAGE_TOKENS = 4
+CONTEXT_TOKENS = 64
+EOS = 256
+TABLE = plain_table([bytes([value]) for value in range(256)] + [b""])
+WRITER = Peer("prefill-0", "writer-1", "127.0.0.1:1")
+CANCEL = Ending(FinishReason.CANCELLED, Cause.CLIENT_CANCEL)
+
+
+def fresh_ids() -> Callable[[], str]:
+    """Grant ids in order: 32 hex digits."""
+    numbers = itertools.count(1)
+    return lambda: f"{next(numbers):032x}"
+
+
+class World:
+    """`model` gives the next token of a seat; the default says "a", "b", "c" and so on by position."""
+
+    def __init__(
+        self,
+        *,
+        total_pages: int = 41,
+        landing_rows: int = 4,
+        sequences: int = 16,
+        step: StepLimits | None = None,
+        stream_bytes: int = 1000,
+        handover: HandoverLimits | None = None,
+        model: Callable[[Seat], int | None] | None = None,
+    ) -> None:
+        layout = Layout("snapshot", (GroupLayout(GroupKind.FULL, 1, 1, 1, PAGE_TOKENS, "float32"),))
+        self.fingerprint = layout.fingerprint
+        self.memory = DecodeMemory(layout, total_pages, landing_rows)
+        self.slabs = (Slab(1 << 20, total_pages * 32, 32), Slab(1 << 24, landing_rows * 1028, 1028))
+        me = Peer("decode-0", "decode-1", "127.0.0.1:2")
+        self.handovers = Handovers(self.memory, me, layout.fingerprint, handover or HandoverLimits(), fresh_ids())
+        limits = SchedulerLimits(sequences, stream_bytes, release_wait_s=2.0, step=step or StepLimits(tokens=24, sequences=8))
+        self.scheduler = Scheduler(
+            limits, self.memory, self.handovers, partial(TokenSequence, streams=partial(Detokeniser, TABLE))
+        )
+        self.now = 100.0
+        self.model = model or (lambda seat: 97 + seat.sequence.selected_tokens % 26)
+        self.events: list[SeatEvent] = []
+        self.errands: list[Errand] = []
+        self.plans: list[Plan] = []
+        self._seats = itertools.count(1)
+
+    # commands
+
+    def open(
+        self,
+        prompt: int | Sequence[int] = 5,
+        max_output_tokens: int = 8,
+        *,
+        prefill: Peer | None = None,
+        limits: Limits | None = None,
+        priority: int = 0,
+        stops: tuple[bytes, ...] = (),
+        min_output_tokens: int = 0,
+        sends_output: bool = True,
+        key: AttemptKey | None = None,
+    ) -> int:
+        """Send an Open; returns its seat number."""
+        seat = next(self._seats)
+        ids = tuple(prompt) if not isinstance(prompt, int) else tuple(range(1, prompt + 1))
+        spec = SequenceSpec(
+            key=key or AttemptKey(f"request-{seat}", 1),
+            index=0,
+            prompt_token_ids=ids,
+            sampling=SamplingParams(temperature=0.0),
+            stop=StopSpec(StopRules(stops), eos_ids=frozenset({EOS}), min_output_tokens=min_output_tokens),
+            max_output_tokens=max_output_tokens,
+            context_tokens=CONTEXT_TOKENS,
+        )
+        self.tell(OpenSeat(seat, spec, limits or Limits(), priority, sends_output, prefill, self.now))
+        return seat
+
+    def tell(self, *commands: Command) -> None:
+        """Commands, as the inbox would give them."""
+        self.scheduler.accept(commands, self.now)
+        self.collect()
+
+    def cancel(self, seat: int) -> None:
+        """A client's cancel."""
+        self.tell(EndSeat(seat, CANCEL, self.now))
+
+    # the transfer thread and the writer
+
+    def make_endpoint(self, writer: str = WRITER.incarnation) -> None:
+        """Answer an AskEndpoint."""
+        self.tell(EndpointMade(writer, endpoint_of(f"agent-of-{writer}", b"metadata", self.slabs)))
+
+    def grant_of(self, seat: int) -> Grant:
+        """The grant that a seat was told of."""
+        grant = next(event.grant for event in self.events if isinstance(event, SeatGranted) and event.seat == seat)
+        assert grant is not None
+        return grant
+
+    def notice(self, grant: Grant, part: int = 0, **changes: object) -> bytes:
+        """A notice as the writer would send it."""
+        fields: dict[str, object] = {
+            "grant_id": grant.grant_id,
+            "part": part,
+            "parts": part_count(grant),
+            "token_count": grant.token_count,
+            "page_counts": sent_page_counts(grant),
+            "layout_fingerprint": grant.layout_fingerprint,
+        }
+        return Notice(**{**fields, **changes}).to_bytes()  # type: ignore[arg-type]
+
+    def fill(self, seat: int, writer: str = WRITER.incarnation) -> None:
+        """The whole hand-over arrives."""
+        grant = self.grant_of(seat)
+        notices = tuple((writer, self.notice(grant, part)) for part in range(part_count(grant)))
+        self.tell(NoticesArrived(notices))
+
+    def granted_seat(self, prompt: int = 5, max_output_tokens: int = 8, **options: object) -> int:
+        """A seat whose grant was offered."""
+        seat = self.open(prompt, max_output_tokens, prefill=WRITER, **options)  # type: ignore[arg-type]
+        if AskEndpoint(WRITER.incarnation) in self.errands:
+            self.errands.remove(AskEndpoint(WRITER.incarnation))
+            self.make_endpoint()
+        return seat
+
+    # steps
+
+    def step(self, *during: Command, seconds: float = 1.0) -> Plan | None:
+        """One turn; `during` arrive while the model runs. The books balance before and after."""
+        self.check()
+        plan = self.scheduler.next_batch(self.now)
+        self.collect()
+        if plan is None:
+            return None
+        self.plans.append(plan)
+        tokens = [self.model(seat) for seat in plan.draws]
+        self.now += seconds
+        self.scheduler.accept(during, self.now)
+        self.scheduler.commit(plan, tokens, self.now)
+        self.collect()
+        self.check()
+        return plan
+
+    def run(self, turns: int = 200) -> None:
+        """Turns until nothing can run."""
+        for _ in range(turns):
+            if self.step() is None:
+                return
+        raise AssertionError(f"still running after {turns} turns")
+
+    def collect(self) -> None:
+        """Take what came out."""
+        self.events += self.scheduler.take_events()
+        self.errands += self.scheduler.take_errands()
+
+    # reading
+
+    def text(self, seat: int) -> bytes:
+        """All text of a seat."""
+        return b"".join(event.text for event in self.events if isinstance(event, OutputMade) and event.seat == seat)
+
+    def selected(self, seat: int) -> list[int]:
+        """All tokens chosen for a seat."""
+        return [t for event in self.events if isinstance(event, OutputMade) and event.seat == seat for t in event.selected]
+
+    def ended(self, seat: int) -> SeatEnded | None:
+        """The end of a seat, when it has come: exactly one, and nothing of the seat after it."""
+        mine = [event for event in self.events if event.seat == seat]
+        ends = [event for event in mine if isinstance(event, SeatEnded)]
+        assert len(ends) <= 1
+        assert not ends or mine[-1] is ends[0]
+        return ends[0] if ends else None
+
+    def ending(self, seat: int) -> Ending:
+        """How a seat ended."""
+        end = self.ended(seat)
+        assert end is not None
+        return end.ending
+
+    def refusal(self, seat: int) -> SeatRefused:
+        """Why a seat was refused."""
+        return next(event for event in self.events if isinstance(event, SeatRefused) and event.seat == seat)
+
+    def ready(self, seat: int) -> bool:
+        """Whether the first token of a seat was chosen."""
+        return any(isinstance(event, PromptReady) and event.seat == seat for event in self.events)
+
+    def drains(self) -> list[AskDrain]:
+        """Drains asked for and not taken yet; takes them."""
+        taken = [errand for errand in self.errands if isinstance(errand, AskDrain)]
+        self.errands = [errand for errand in self.errands if not isinstance(errand, AskDrain)]
+        return taken
+
+    def fences(self) -> list[AskFence]:
+        """Fences asked for; takes them."""
+        taken = [errand for errand in self.errands if isinstance(errand, AskFence)]
+        self.errands = [errand for errand in self.errands if not isinstance(errand, AskFence)]
+        return taken
+
+    def check(self) -> None:
+        """The books balance."""
+        assert self.scheduler.check() == []
+
+    def assert_empty(self) -> None:
+        """Nothing is held."""
+        self.check()
+        books = self.scheduler.books()
+        held = {k: v for k, v in books.items() if k not in ("pages_total", "pages_free") and v}
+        assert held == {}
+        assert books["pages_free"] == books["pages_total"]
