@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import GatedRepoError, HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
-from huggingface_hub.utils import disable_progress_bars
+from huggingface_hub.errors import DryRunError, GatedRepoError, HFValidationError, RepositoryNotFoundError
+from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from models.errors import PullFailed
 from models.ref import PullProgress, Report
@@ -37,9 +37,16 @@ def hub_folder(cache: Path) -> Path:
 def local_snapshot(name: str, cache: Path) -> Path | None:
     """The folder of a model that was pulled before; None when it was not. Never asks the network."""
     try:
-        return Path(snapshot_download(name, cache_dir=hub_folder(cache), local_files_only=True))
-    except (LocalEntryNotFoundError, HFValidationError, OSError):
+        path = snapshot_download(
+            name,
+            cache_dir=hub_folder(cache),
+            allow_patterns=list(PATTERNS),
+            ignore_patterns=list(IGNORED),
+            local_files_only=True,
+        )
+    except (OSError, HFValidationError):  # not there, or half there
         return None
+    return Path(path)
 
 
 def pulled_ids(cache: Path) -> list[str]:
@@ -59,17 +66,21 @@ def pull_hub(name: str, cache: Path, report: Report, endpoint: str | None = None
     source = _Source(name, hub_folder(cache), endpoint)
     try:
         return source.download(report)
-    except GatedRepoError as error:
-        raise PullFailed(
-            f"{name} asks for consent on its hub page. Give it there, then run hf auth login and pull again."
-        ) from error
-    except RepositoryNotFoundError as error:
-        raise PullFailed(f"The hub has no model {name}, or it is private. Check the name, or run hf auth login.") from error
     except (OSError, HFValidationError) as error:
-        raise PullFailed(
-            f"The Hugging Face hub could not be asked for {name} ({type(error).__name__}). Check the network; or copy the "
-            "model's directory here and name it by its path."
-        ) from error
+        raise _failure(name, error) from error
+
+
+def _failure(name: str, error: Exception) -> PullFailed:
+    """What to tell a person. The library wraps the reason when it was asking for sizes only."""
+    reason = error.__cause__ if isinstance(error, DryRunError) and error.__cause__ is not None else error
+    if isinstance(reason, GatedRepoError):
+        return PullFailed(f"{name} asks for consent on its hub page. Give it there, then run hf auth login and pull again.")
+    if isinstance(reason, RepositoryNotFoundError):
+        return PullFailed(f"The hub has no model {name}, or it is private. Check the name, or run hf auth login.")
+    return PullFailed(
+        f"The Hugging Face hub could not be asked for {name} ({type(reason).__name__}). Check the network; or copy the "
+        "model's directory here and name it by its path."
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ def resolve(name: str, *, cache: Path | None = None) -> ModelRef:
             raise ModelNotFound(f"{name} is not on this machine yet. Run: tandem models pull {name}")
         return _file_ref(name, file, folder)
     path = Path(name).expanduser()
-    if path.exists():
+    if name and path.exists():
         return _path_ref(path.resolve(), folder)
     if is_hub_id(name):
         snapshot = local_snapshot(name, folder)
