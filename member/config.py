@@ -1,5 +1,6 @@
 """Settings that prefill and decode members share."""
 
+import os
 from typing import Annotated, Literal
 
 from models import DEFAULT_MODEL
@@ -19,6 +20,9 @@ class MemberSettings(ServerSettings, kw_only=True, frozen=True, forbid_unknown_f
     dtype: Annotated[Literal["bfloat16", "float32"], setting("Type of weights and KV.")] = "bfloat16"
     backend: Annotated[str, setting("Engine backend.", min_length=1, max_length=64)] = "auto"
     threads: Annotated[int, setting("Threads of the engine's arithmetic; 0: one for each core.", ge=0, le=1024)] = 0
+    context_tokens: Annotated[
+        int, setting("Most tokens of prompt and output together; 0: the model's own limit.", "tokens", ge=0, le=100_000_000)
+    ] = 0
     page_tokens: Annotated[int, setting("Length of a KV page.", "tokens", ge=1, le=1024)] = 16
     total_pages: Annotated[int, setting("KV pages in all, the null page included.", "pages", ge=2, le=100_000_000)] = 4096
     max_sequences: Annotated[int, setting("Most sequences that run at once.", ge=1, le=100_000)] = 64
@@ -26,12 +30,27 @@ class MemberSettings(ServerSettings, kw_only=True, frozen=True, forbid_unknown_f
     inbox_messages: Annotated[
         int, setting("Most messages that wait for the engine thread; more are refused.", ge=1, le=1_000_000)
     ] = 1024
-    transport: Annotated[Literal["nixl", "memory"], setting("How KV pages travel; memory works within one process only.")] = (
-        "nixl"
-    )
+    transport: Annotated[
+        Literal["tcp", "cma", "memory"],
+        setting("How KV pages travel: NIXL over TCP, NIXL over shared memory of one host, or within one process."),
+    ] = "tcp"
+    net_devices: Annotated[
+        str, setting("Network devices that NIXL listens on, separated by commas; unset: UCX chooses.", max_length=1024)
+    ] = ""
+    transfer_ports: Annotated[
+        str, setting("Lowest and highest TCP port of NIXL agents; unset: any.", form="low-high", pattern=r"^(\d{1,5}-\d{1,5})?$")
+    ] = ""
+
+    @property
+    def engine_threads(self) -> int:
+        """Threads of the engine's arithmetic."""
+        return self.threads or os.cpu_count() or 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        low, _, high = self.transfer_ports.partition("-")
+        if self.transfer_ports and not 0 < int(low) <= int(high) < 65_536:
+            raise ValueError(f"transfer_ports is {self.transfer_ports}; it must be low-high with 1 <= low <= high <= 65535")
         host = self.listen.rpartition(":")[0]
         if host in _EVERY_HOST and not self.advertise:
             raise ValueError(f"advertise is required when listen is {self.listen}: peers need an address that they can call")

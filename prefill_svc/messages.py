@@ -70,7 +70,14 @@ class Close:
     expel: bool
 
 
-Command = Submit | Abandon | Drain | Pushed | Close
+@dataclass(frozen=True, slots=True)
+class Recount:
+    """Recount everything that is held. `asker` names the waiting call."""
+
+    asker: int
+
+
+Command = Submit | Abandon | Drain | Pushed | Close | Recount
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,4 +141,13 @@ class Drained:
     committed: bool
 
 
-Output = Accepted | Progress | Committed | Failed | Drained
+@dataclass(frozen=True, slots=True)
+class Recounted:
+    """What is held, by name, and sentences about what does not add up."""
+
+    asker: int
+    books: dict[str, int]
+    faults: tuple[str, ...]
+
+
+Output = Accepted | Progress | Committed | Failed | Drained | Recounted

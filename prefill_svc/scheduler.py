@@ -7,61 +7,18 @@ Jobs that hold pages go before jobs that do not.
 from bisect import insort
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from engine.batch import Batch, Rows
 from engine.layout import pages_for
 from engine.pages import PagePool
 from kv_transfer.grants import AnswerNow, Draining, DuplicateGrant, Filled, GrantRevoked, GrantsFull, WriterBook, WriterOutcome
 from kv_transfer.grants import Drained as GrantDrained
+from kv_transfer.offer import Endpoint
 from kv_transfer.plan import PagePart
 from kv_transfer.ports import Push
 from prefill_svc import messages as m
 from prefill_svc.job import Job, Phase
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerLimits:
-    """Bounds of one prefill member."""
-
-    step_tokens: int = 256
-    step_sequences: int = 16
-    max_jobs: int = 256
-    max_queued_tokens: int = 65_536
-    max_pass_over: int = 32
-    staging_rows: int = 32
-    context_tokens: int = 8192
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """The part of a job that one step computes. staging_row: where the last logits go, on the job's last chunk."""
-
-    grant_id: str
-    tokens: int
-    staging_row: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class StepPlan:
-    """One step: what the runner computes and what it means for each job, in the same order."""
-
-    batch: Batch
-    chunks: tuple[Chunk, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerStatistics:
-    """Gauges, recounted from the jobs."""
-
-    waiting_jobs: int
-    computing_jobs: int
-    sending_jobs: int
-    stopping_jobs: int
-    waiting_tokens: int
-    free_pages: int
-    staging_rows_used: int
-    pushes_in_flight: int
+from prefill_svc.plans import Chunk, SchedulerLimits, SchedulerStatistics, StepPlan, Transfers
 
 
 class PrefillScheduler:
@@ -83,6 +40,7 @@ class PrefillScheduler:
         self._closed = False
         self._outputs: list[m.Output] = []
         self._pushes: list[Push] = []
+        self._connects: list[Endpoint] = []
         self._withdrawals: list[int] = []
         self.ended: Counter[str] = Counter()
 
@@ -104,6 +62,8 @@ class PrefillScheduler:
                     self._pushed(command, now)
                 case m.Close():
                     self._close(command, now)
+                case m.Recount():
+                    self._outputs.append(m.Recounted(command.asker, self.books(), tuple(self.check())))
 
     def _submit(self, submit: m.Submit, now: float) -> None:
         refusal = self._refusal(submit)
@@ -118,6 +78,7 @@ class PrefillScheduler:
             self.ended[refusal[0]] += 1
             self._outputs.append(m.Failed(submit.grant_id, *refusal))
             return
+        self._connects.append(submit.plan.grant.endpoint)
         self._outputs.append(m.Accepted(submit.grant_id, self._waiting_tokens()))
         job = Job(submit, now, self._numbers)
         self._numbers += 1
@@ -332,15 +293,11 @@ class PrefillScheduler:
         outputs, self._outputs = self._outputs, []
         return outputs
 
-    def take_pushes(self) -> list[Push]:
-        """Writes to post since the last call."""
-        pushes, self._pushes = self._pushes, []
-        return pushes
-
-    def take_withdrawals(self) -> list[int]:
-        """Pushes since the last call that need not be posted any more; each still ends with a result."""
-        withdrawals, self._withdrawals = self._withdrawals, []
-        return withdrawals
+    def take_transfers(self) -> Transfers:
+        """What the transfer thread is to do since the last call."""
+        transfers = Transfers(tuple(self._connects), tuple(self._pushes), tuple(self._withdrawals))
+        self._connects, self._pushes, self._withdrawals = [], [], []
+        return transfers
 
     def _waiting_tokens(self) -> int:
         return sum(job.left_tokens for job in self._jobs.values() if job.phase is not Phase.STOPPING)
@@ -357,7 +314,24 @@ class PrefillScheduler:
             free_pages=min(pool.free_pages for pool in self._pools),
             staging_rows_used=self.limits.staging_rows - len(self._free_rows),
             pushes_in_flight=len(self._flights),
+            pages=self._pools[0].counts(),
         )
+
+    def books(self) -> dict[str, int]:
+        """What is held, by name, for a recount."""
+        now, counts = self.statistics(), [pool.counts() for pool in self._pools]
+        states = ("total", "free", "owned", "cached", "granted", "quarantined", "pinned")
+        pages = {f"pages_{state}": sum(getattr(count, state) for count in counts) for state in states}
+        grants = self._book.statistics()
+        return {
+            **pages,
+            "jobs": now.jobs,
+            "waiting_tokens": now.waiting_tokens,
+            "staging_rows_used": now.staging_rows_used,
+            "pushes_in_flight": now.pushes_in_flight,
+            "grants_open": grants.accepted + grants.writing + grants.draining,
+            "drains_waiting": sum(len(askers) for askers in self._askers.values()),
+        }
 
     def check(self) -> list[str]:
         """Sentences about anything that does not add up; empty when all is well."""

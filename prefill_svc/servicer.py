@@ -65,22 +65,18 @@ class _Call:
 class PrefillServicer(pb_grpc.PrefillServiceServicer):
     """Turns calls into commands for the engine thread, and its outputs into answers."""
 
-    def __init__(
-        self,
-        identity: Identity,
-        source: SourceMemory,
-        inbox: Inbox[m.Command],
-        tracing: Tracing,
-        observe: Callable[[m.Output], None],
-    ) -> None:
-        self._identity = identity
-        self._source = source
+    def __init__(self, inbox: Inbox[m.Command], tracing: Tracing, observe: Callable[[m.Output], None]) -> None:
         self._inbox = inbox
         self._tracing = tracing
         self._observe = observe
         self._calls: dict[str, _Call] = {}
         self._askers = itertools.count()
         self._answers: dict[int, asyncio.Future[m.Drained]] = {}
+
+    def open(self, identity: Identity, source: SourceMemory) -> None:
+        """The model is loaded: calls may come."""
+        self._identity = identity
+        self._source = source
 
     @property
     def open_calls(self) -> int:

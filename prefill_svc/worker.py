@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from engine.landing import LandingRows
 from engine.runner import ModelError, Runner
-from kv_transfer.ports import Push
 from member.inbox import Inbox
 from prefill_svc.messages import Command, Output
-from prefill_svc.scheduler import PrefillScheduler, StepPlan
+from prefill_svc.plans import SchedulerStatistics, StepPlan, Transfers
+from prefill_svc.scheduler import PrefillScheduler
 
 #: Weight of the newest step in the running figure of tokens per second.
 RATE_WEIGHT = 0.2
@@ -26,13 +26,10 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True)
 class WorkerPorts:
-    """Where the worker's results go; all are called on the engine thread and never block.
+    """Where the worker's results go; all are called on the engine thread and never block."""
 
-    send: writes to post, and ids of writes that need not be posted any more.
-    """
-
-    send: Callable[[list[Push], list[int]], None]
-    publish: Callable[[list[Output]], None]
+    transfer: Callable[[Transfers], None]
+    publish: Callable[[list[Output], SchedulerStatistics], None]
     report: Callable[[StepReport], None]
 
 
@@ -47,6 +44,7 @@ class PrefillWorker:
         self._scheduler = scheduler
         self._inbox = inbox
         self._ports = ports
+        self._told: SchedulerStatistics | None = None
         self.steps = 0
         self.tokens_per_s = 0.0
 
@@ -57,12 +55,13 @@ class PrefillWorker:
         plan = self._scheduler.next_batch(now)
         if plan is not None:
             self._run(plan, now)
-        pushes, withdrawals = self._scheduler.take_pushes(), self._scheduler.take_withdrawals()
-        if pushes or withdrawals:
-            self._ports.send(pushes, withdrawals)
-        outputs = self._scheduler.take_outputs()
-        if outputs:
-            self._ports.publish(outputs)
+        transfers = self._scheduler.take_transfers()
+        if transfers:
+            self._ports.transfer(transfers)
+        outputs, statistics = self._scheduler.take_outputs(), self._scheduler.statistics()
+        if outputs or statistics != self._told:
+            self._told = statistics
+            self._ports.publish(outputs, statistics)
         return plan is not None
 
     def next_wake(self) -> float | None:

@@ -6,15 +6,20 @@ from dataclasses import dataclass, field
 from telemetry import buckets
 from telemetry.registry import Computed, MetricsRegistry, Samples
 
-#: How a prefill ends: well, or with a cause of PrefillFailed, or by the caller's end.
+#: How a prefill ends: well, or with a cause of PrefillFailed.
 OUTCOMES = (
-    *("committed", "draining", "unknown_model", "layout_mismatch", "queue_full", "transfer_failed", "revoked", "deadline"),
-    *("model_error", "wrong_incarnation", "cancelled"),
+    *("committed", "draining", "unknown_model", "wrong_incarnation", "layout_mismatch", "bad_grant", "queue_full", "too_long"),
+    *("revoked", "deadline", "transfer_failed", "lease_expired", "model_error", "abandoned"),
 )
 #: States of a page.
 PAGE_STATES = ("free", "owned", "cached", "granted", "quarantined", "pinned")
 #: How a Drain found its grant.
-DRAIN_STATES = ("drained", "committed", "wrong_incarnation", "unknown")
+DRAIN_STATES = ("drained", "committed")
+#: Why a write failed.
+PUSH_CAUSES = (
+    *("peer_gone", "not_registered", "not_connected", "bad_metadata", "connect_failed", "transport_error"),
+    *("closed", "stale", "withdrawn", "queue_full"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +89,9 @@ class PrefillMetrics:
         self.post = registry.histogram("prefill_post_seconds", "Inside posting writes, for one grant.", buckets.TRANSFER_S)
         self.pushed_bytes = registry.counter("prefill_pushed_bytes_total", "Bytes of writes that were done.")
         self.push_failures = registry.counter(
-            "prefill_push_failures_total", "Writes that failed, by cause.", {"cause": ("post", "remote", "timeout", "other")}
+            "prefill_push_failures_total", "Writes that failed, by cause.", {"cause": PUSH_CAUSES}
         )
         self.drains = registry.counter("prefill_drains_total", "Drains answered, by state.", {"state": DRAIN_STATES})
-        self.drain = registry.histogram("prefill_drain_seconds", "From a Drain to its answer.", buckets.TRANSFER_S)
 
 
 def _samples(now: PrefillGauges) -> Samples:

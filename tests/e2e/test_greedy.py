@@ -108,9 +108,8 @@ async def test_bf16_share_of_equal_tokens(bf16_cell: Cell, tokenizer: Tokenizer,
         _shown(tokenizer, target)[:1] == tuple(answer.token_ids[:1])
         for target, answer in zip(expected(tokenizer), answers, strict=True)
     )
-    print(
-        f"\nbf16 against f32 reference: {share:.1%} of {len(pairs)} greedy tokens equal, first token of {first}/{len(answers)} prompts"
-    )
+    print(f"\nbf16 against f32 reference: {share:.1%} of {len(pairs)} greedy tokens equal,", end=" ")
+    print(f"first token of {first}/{len(answers)} prompts")
     assert share >= BF16_SHARE_MIN
     await at_rest(bf16_cell)
 

@@ -16,7 +16,8 @@ from kv_transfer.plan import SourceMemory, plan
 from kv_transfer.ports import PushResult
 from lifecycle.record import AttemptKey
 from prefill_svc import messages as m
-from prefill_svc.scheduler import PrefillScheduler, SchedulerLimits
+from prefill_svc.plans import SchedulerLimits
+from prefill_svc.scheduler import PrefillScheduler
 
 PAGE_TOKENS = 4
 PAGE_BYTES = 1 << 20
@@ -68,7 +69,7 @@ def step(target: PrefillScheduler, now: float) -> list[tuple[str, int]] | None:
 
 def pushed(target: PrefillScheduler, now: float, ok: bool = True) -> int:
     """Let every write that was given out end."""
-    results = tuple(PushResult(push.push_id, ok, "" if ok else "transport_error") for push in target.take_pushes())
+    results = tuple(PushResult(push.push_id, ok, "" if ok else "transport_error") for push in target.take_transfers().pushes)
     if results:
         target.accept([m.Pushed(results, 0.001)], now)
     return len(results)
@@ -90,12 +91,12 @@ def test_a_prompt_is_computed_in_chunks_and_each_complete_page_is_sent_while_it_
     target = scheduler()
     target.accept([submit(1, 21)], 0.0)
     assert step(target, 0.1) == [(1, 8)]
-    assert target.take_pushes() == []  # a part holds four pages of 1 MiB; two are complete
+    assert target.take_transfers().pushes == ()  # a part holds four pages of 1 MiB; two are complete
     assert step(target, 0.2) == [(1, 8)]
-    first = target.take_pushes()
+    first = target.take_transfers().pushes
     assert [len(push.ranges) for push in first] == [1] and first[0].size_bytes == 4 * PAGE_BYTES
     assert step(target, 0.3) == [(1, 5)]
-    rest = target.take_pushes()
+    rest = target.take_transfers().pushes
     assert [push.size_bytes for push in rest] == [2 * PAGE_BYTES, ROW_BYTES]
     assert step(target, 0.4) is None
     target.accept([m.Pushed(tuple(PushResult(push.push_id, True) for push in [*rest, *first]), 0.004)], 0.5)
@@ -176,7 +177,7 @@ def test_abandon_stops_before_the_next_chunk_and_keeps_pages_until_writes_have_e
     target.accept([submit(1, 30)], 0.0)
     step(target, 0.1)
     step(target, 0.2)
-    (push,) = target.take_pushes()
+    (push,) = target.take_transfers().pushes
     target.accept([m.Abandon(f"{1:032x}")], 0.3)
     assert step(target, 0.4) is None
     assert target._pools[0].counts().free < target._pools[0].usable_pages
@@ -191,7 +192,7 @@ def test_drain_is_answered_when_nothing_is_in_flight_and_twice_the_same() -> Non
     target.accept([submit(1, 30)], 0.0)
     step(target, 0.1)
     step(target, 0.2)
-    (push,) = target.take_pushes()
+    (push,) = target.take_transfers().pushes
     target.take_outputs()
     target.accept([m.Drain(f"{1:032x}", 7), m.Drain(f"{1:032x}", 8)], 0.3)
     assert kinds(target) == [] and step(target, 0.35) is None
@@ -218,7 +219,7 @@ def test_a_failed_write_fails_the_grant_when_all_writes_have_ended() -> None:
     target = scheduler()
     target.accept([submit(1, 8)], 0.0)
     step(target, 0.1)
-    first, second = target.take_pushes()
+    first, second = target.take_transfers().pushes
     target.take_outputs()
     target.accept([m.Pushed((PushResult(first.push_id, False, "peer_gone", "reset"),), 0.0)], 0.2)
     assert kinds(target) == []
@@ -288,7 +289,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.asked: list[int] = []
 
     def collect(self) -> None:
-        self.flights += [push.push_id for push in self.target.take_pushes()]
+        self.flights += [push.push_id for push in self.target.take_transfers().pushes]
         for output in self.target.take_outputs():
             if isinstance(output, m.Committed | m.Failed):
                 self.ends[output.grant_id] += 1

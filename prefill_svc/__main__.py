@@ -1,0 +1,40 @@
+"""`python -m prefill_svc`: one prefill member."""
+
+import sys
+
+import models
+from engine.runner import ModelRunner
+from kv_transfer.nixl import NixlSender
+from member.process import run_member
+from member.transport import prepare_transport
+from prefill_svc.config import PrefillSettings
+from prefill_svc.service import Parts, PrefillService
+from rpc.application import Frame
+from rpc.settings import load_or_exit
+
+
+def main() -> int:
+    """Runs until a signal; returns the exit code."""
+    settings = load_or_exit(PrefillSettings, prog="python -m prefill_svc", description="A prefill member of Tandem.")
+    prepare_transport(settings)
+
+    def build(frame: Frame) -> PrefillService:
+        ref = models.resolve(settings.model)
+
+        def load() -> ModelRunner:
+            return ModelRunner.load(
+                ref,
+                dtype=settings.dtype,
+                page_tokens=settings.page_tokens,
+                total_pages=settings.total_pages,
+                threads=settings.engine_threads,
+                backend=settings.backend,
+            )
+
+        return PrefillService(frame, settings, Parts(load, NixlSender, ref.name))
+
+    return run_member(build, settings, "prefill")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

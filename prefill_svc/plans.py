@@ -1,0 +1,70 @@
+"""Values of the prefill scheduler: its bounds, what it plans, what it tells."""
+
+from dataclasses import dataclass
+
+from engine.batch import Batch
+from engine.pages import PageCounts
+from kv_transfer.offer import Endpoint
+from kv_transfer.ports import Push
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    """Bounds of one prefill member."""
+
+    step_tokens: int = 256
+    step_sequences: int = 16
+    max_jobs: int = 256
+    max_queued_tokens: int = 65_536
+    max_pass_over: int = 32
+    staging_rows: int = 32
+    context_tokens: int = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The part of a job that one step computes. staging_row: where the last logits go, on the job's last chunk."""
+
+    grant_id: str
+    tokens: int
+    staging_row: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step: what the runner computes and what it means for each job, in the same order."""
+
+    batch: Batch
+    chunks: tuple[Chunk, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Transfers:
+    """Agents that will be written to, writes to post, and ids of writes that need not be posted any more."""
+
+    connects: tuple[Endpoint, ...]
+    pushes: tuple[Push, ...]
+    withdrawals: tuple[int, ...]
+
+    def __bool__(self) -> bool:
+        return bool(self.connects or self.pushes or self.withdrawals)
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStatistics:
+    """Gauges, recounted from the jobs."""
+
+    waiting_jobs: int
+    computing_jobs: int
+    sending_jobs: int
+    stopping_jobs: int
+    waiting_tokens: int
+    free_pages: int
+    staging_rows_used: int
+    pushes_in_flight: int
+    pages: PageCounts
+
+    @property
+    def jobs(self) -> int:
+        """Jobs that have not ended."""
+        return self.waiting_jobs + self.computing_jobs + self.sending_jobs + self.stopping_jobs

@@ -1,0 +1,265 @@
+"""A prefill member put together: engine thread, transfer thread, gRPC edge."""
+
+import asyncio
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import grpc
+
+from engine.landing import LandingRows
+from engine.pages import PageCounts, PagePool
+from engine.runner import Runner
+from engine.slab import SlabMemory
+from kv_transfer.grants import WriterBook
+from kv_transfer.offer import LayoutView, Slab
+from kv_transfer.plan import SourceMemory
+from kv_transfer.ports import PushResult, Sender
+from kv_transfer.pump import PumpFull, PumpStopped, SendLimits, SendPump
+from member.engine_thread import EngineThread
+from member.inbox import Inbox
+from member.watch import MemberInfo, MemberLoad, MemberRole
+from prefill_svc import messages as m
+from prefill_svc.config import PrefillSettings
+from prefill_svc.plans import SchedulerStatistics, Transfers
+from prefill_svc.scheduler import PrefillScheduler
+from prefill_svc.servicer import Identity, PrefillServicer
+from prefill_svc.worker import PrefillWorker, StepReport, WorkerPorts
+from rpc.admin import Books
+from rpc.application import Frame
+from tandem.pools.v1 import prefill_pb2_grpc
+from telemetry.prefill_metrics import PrefillGauges, PrefillMetrics
+
+SERVICE_NAME = "tandem.pools.v1.PrefillService"
+ENGINE_STOP_S = 5.0
+QUEUE_FULL = "queue_full"
+_IDLE = SchedulerStatistics(0, 0, 0, 0, 0, 0, 0, 0, PageCounts(0, 0, 0, 0, 0, 0, 0))
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a member is made of: how to load the model, how to make the sending end, and the model's name."""
+
+    load_runner: Callable[[], Runner]
+    make_sender: Callable[[str, Sequence[Slab]], Sender]
+    model: str
+
+
+class PrefillService:
+    """See member.process.Service."""
+
+    service_names = (SERVICE_NAME,)
+
+    def __init__(self, frame: Frame, settings: PrefillSettings, parts: Parts) -> None:
+        self._frame = frame
+        self._settings = settings
+        self._parts = parts
+        self._inbox: Inbox[m.Command] = Inbox(settings.inbox_messages)
+        self._metrics = PrefillMetrics(frame.metrics)
+        self._servicer = PrefillServicer(self._inbox, frame.tracing, self._observe)
+        self._askers = itertools.count()
+        self._recounts: dict[int, asyncio.Future[m.Recounted]] = {}
+        self._statistics = _IDLE
+        self._idle = asyncio.Event()
+        self._closing = False
+        self._post_s = 0.0
+        self._loop = asyncio.get_running_loop()
+        self._engine: EngineThread | None = None
+        self._pump: SendPump | None = None
+        self._worker: PrefillWorker | None = None
+        self._info: MemberInfo | None = None
+
+    # ---- the frame's calls
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Add the gRPC edge."""
+        prefill_pb2_grpc.add_PrefillServiceServicer_to_server(self._servicer, server)
+
+    async def start(self) -> None:
+        """Load the model, register memory, start both threads."""
+        runner = await asyncio.to_thread(self._parts.load_runner)
+        context_tokens = min(runner.context_tokens, self._settings.context_tokens or runner.context_tokens)
+        staging = LandingRows(self._settings.staging_rows, runner.vocabulary_size)
+        slabs = [_registered(slab) for slab in (*runner.slabs, staging.slab)]
+        page_tokens = tuple(group.page_tokens for group in runner.layout.groups)
+        source = SourceMemory(LayoutView(runner.layout.fingerprint, page_tokens), tuple(slabs[:-1]), slabs[-1])
+        self._pump = SendPump(
+            lambda: self._parts.make_sender(self._frame.name, slabs), self._pushed, self._frame.crashed, SendLimits()
+        )
+        await asyncio.to_thread(self._pump.start)
+        pools = [PagePool(slab.units) for slab in runner.slabs]
+        scheduler = PrefillScheduler(self._settings.scheduler_limits(context_tokens), pools, page_tokens, WriterBook())
+        ports = WorkerPorts(self._transfer, self._publish, self._report)
+        self._worker = PrefillWorker(runner, staging, scheduler, self._inbox, ports)
+        self._engine = EngineThread(
+            self._worker.turn, self._inbox, on_crash=self._frame.crashed, next_wake=self._worker.next_wake
+        )
+        self._statistics = scheduler.statistics()
+        self._info = self._describe(runner, pools[0].usable_pages, context_tokens)
+        self._servicer.open(Identity(self._frame.name, self._frame.incarnation, runner.layout.model_snapshot), source)
+        self._metrics.gauges_from(self._gauges)
+        self._engine.start()
+
+    def info(self) -> MemberInfo:
+        """What this member is."""
+        assert self._info is not None, "asked before start has returned"
+        return self._info
+
+    def load(self) -> MemberLoad:
+        """How busy it was after its last turn."""
+        now, worker = self._statistics, self._worker
+        return MemberLoad(
+            free_pages=now.free_pages,
+            running_sequences=now.computing_jobs + now.sending_jobs,
+            waiting_sequences=now.waiting_jobs,
+            waiting_tokens=now.waiting_tokens,
+            draining=self._closing,
+            steps=worker.steps if worker else 0,
+            prefill_tokens_per_s=worker.tokens_per_s if worker else 0.0,
+        )
+
+    def stalled(self, now: float) -> bool:
+        """Whether a turn lasts too long."""
+        return self._engine is not None and self._engine.stalled(now, self._settings.stall_after_s)
+
+    async def check(self) -> Books:
+        """Recount on the engine thread, where everything is owned."""
+        asker = next(self._askers)
+        answer = self._recounts[asker] = self._loop.create_future()
+        try:
+            self._inbox.put_nowait(m.Recount(asker))
+            found = await answer
+        finally:
+            del self._recounts[asker]
+        books = {**found.books, "calls": self._servicer.open_calls}
+        return Books(books, found.faults)
+
+    def begin_drain(self) -> None:
+        """Refuse new prompts."""
+        self._closing = True
+        self._inbox.put_always(m.Close(expel=False))
+
+    async def drained(self) -> None:
+        """Until every job has ended, its writes included."""
+        await self._until_idle()
+
+    async def stop(self) -> None:
+        """Give up what still runs, wait for its writes, stop the threads."""
+        if self._engine is not None:
+            self._inbox.put_always(m.Close(expel=True))
+            await self._until_idle()
+            await asyncio.to_thread(self._engine.stop, ENGINE_STOP_S)
+        if self._pump is not None:
+            await asyncio.to_thread(self._pump.close)
+
+    async def _until_idle(self) -> None:
+        """Ask for a recount as a marker: what it finds is true after every earlier command."""
+        while (await self.check()).books["jobs"]:
+            self._idle.clear()
+            await self._idle.wait()
+
+    # ---- called on the engine thread
+
+    def _transfer(self, transfers: Transfers) -> None:
+        pump = self._pump
+        assert pump is not None
+        try:
+            for endpoint in transfers.connects:
+                pump.connect(endpoint)
+            pump.withdraw(transfers.withdrawals)
+        except PumpStopped as error:
+            self._frame.crashed(error)
+        for push in transfers.pushes:
+            try:
+                pump.submit(push)
+            except (PumpFull, PumpStopped) as error:
+                self._pushed([PushResult(push.push_id, False, QUEUE_FULL, str(error))])
+
+    def _publish(self, outputs: list[m.Output], statistics: SchedulerStatistics) -> None:
+        self._loop.call_soon_threadsafe(self._deliver, outputs, statistics)
+
+    def _report(self, step: StepReport) -> None:
+        self._metrics.step.observe(step.seconds)
+        self._metrics.step_tokens.observe(step.scheduled_tokens)
+        self._metrics.step_sequences.observe(step.scheduled_sequences)
+        self._metrics.computed_tokens.inc(step.scheduled_tokens)
+
+    # ---- called on the transfer thread
+
+    def _pushed(self, results: list[PushResult]) -> None:
+        spent_s = self._pump.statistics().post_seconds if self._pump else 0.0
+        post_s, self._post_s = max(0.0, spent_s - self._post_s), spent_s
+        self._inbox.put_always(m.Pushed(tuple(results), post_s))
+        for result in results:
+            if not result.ok:
+                self._metrics.push_failures.inc(1, result.cause)
+
+    # ---- called on the event loop
+
+    def _deliver(self, outputs: list[m.Output], statistics: SchedulerStatistics) -> None:
+        self._statistics = statistics
+        for output in outputs:
+            if isinstance(output, m.Recounted):
+                waiting = self._recounts.get(output.asker)
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(output)
+        self._servicer.deliver(outputs)
+        if statistics.jobs == 0:
+            self._idle.set()
+
+    def _observe(self, output: m.Output) -> None:
+        metrics = self._metrics
+        if isinstance(output, m.Drained):
+            metrics.drains.inc(1, "committed" if output.committed else "drained")
+        elif isinstance(output, m.Failed):
+            metrics.prefills.inc(1, output.cause)
+        elif isinstance(output, m.Committed):
+            figures = output.figures
+            metrics.prefills.inc(1, "committed")
+            metrics.queue.observe(figures.queue_s)
+            metrics.compute.observe(figures.compute_s)
+            metrics.handover.observe(figures.handover_s)
+            metrics.handover_exposed.observe(figures.exposed_s)
+            hidden_s = max(0.0, figures.handover_s - figures.exposed_s)
+            metrics.handover_hidden.observe(hidden_s / figures.handover_s if figures.handover_s > 0 else 1.0)
+            metrics.handover_size.observe(figures.sent_bytes)
+            metrics.post.observe(figures.post_s)
+            metrics.pushed_bytes.inc(figures.sent_bytes)
+
+    def _gauges(self) -> PrefillGauges:
+        now, pages = self._statistics, self._statistics.pages
+        engine, pump = self._engine, self._pump
+        states = ("free", "owned", "cached", "granted", "quarantined", "pinned")
+        return PrefillGauges(
+            running_sequences=now.computing_jobs,
+            waiting_sequences=now.waiting_jobs,
+            waiting_tokens=now.waiting_tokens,
+            pages={state: getattr(pages, state) for state in states},
+            kv_used_ratio=1 - pages.free / pages.total if pages.total else 0.0,
+            open_grants=now.jobs,
+            pushes_in_flight=now.pushes_in_flight,
+            remote_agents=pump.statistics().peers if pump else 0,
+            inbox_messages=self._inbox.statistics().waiting,
+            engine_busy_ratio=engine.statistics().busy_ratio if engine else 0.0,
+        )
+
+    def _describe(self, runner: Runner, usable_pages: int, context_tokens: int) -> MemberInfo:
+        return MemberInfo(
+            member=self._frame.name,
+            incarnation=self._frame.incarnation,
+            address=self._frame.address,
+            role=MemberRole.PREFILL,
+            model=self._parts.model,
+            model_snapshot=runner.layout.model_snapshot,
+            layout_fingerprint=runner.layout.fingerprint,
+            page_tokens=runner.layout.groups[0].page_tokens,
+            total_pages=usable_pages,
+            context_tokens=context_tokens,
+            vocabulary_size=runner.vocabulary_size,
+            max_sequences=self._settings.max_jobs,
+            max_queued_tokens=self._settings.max_queued_tokens,
+        )
+
+
+def _registered(slab: SlabMemory) -> Slab:
+    return Slab(slab.address, slab.size_bytes, slab.unit_bytes)
