@@ -1,15 +1,17 @@
 """Weights from a GGUF file, dequantised by the gguf library in slices of rows."""
 
 import re
+from math import prod
 from pathlib import Path
 
 import numpy as np
 import torch
-from gguf import GGUFReader, ReaderTensor
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
 from engine.weights import WeightsError
 from models.config import ModelConfig
+from models.gguf_header import TensorInfo, read_header
 
 # Most float32 bytes that dequantising holds at once beside the result.
 SLICE_BYTES = 32 * 1024 * 1024
@@ -38,26 +40,54 @@ LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 
 
 class GgufSource:
-    """Implements engine.weights.WeightSource over one file, which stays mapped as long as this lives."""
+    """Implements engine.weights.WeightSource over one file, which stays mapped as long as this lives.
+
+    The header comes from models: the library's own reader takes seconds for the strings of a vocabulary.
+    """
 
     def __init__(self, path: Path, config: ModelConfig) -> None:
-        try:
-            reader = GGUFReader(path)
-        except (OSError, ValueError) as error:
-            raise WeightsError(f"cannot read {path.name}: {error}; fetch the model again") from error
-        self._by_name = {_hugging_face_name(tensor.name): tensor for tensor in reader.tensors if tensor.name != ROPE_FACTORS}
+        tensors = read_header(path).tensors
+        self._by_name = {_hugging_face_name(name): (name, info) for name, info in tensors.items() if name != ROPE_FACTORS}
+        self._bytes = np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray)
         self._heads_of = {"q_proj": config.heads, "k_proj": config.kv_heads} if config.rope_interleaved else {}
 
     def names(self) -> frozenset[str]:
         return frozenset(self._by_name)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(int(size) for size in reversed(self._by_name[name].shape))
+        return self._by_name[name][1].shape
 
     def read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
-        tensor = _dequantise(self._by_name[name], self.shape(name), dtype)
+        tensor = self._dequantise(*self._by_name[name], dtype)
         heads = self._heads_of.get(name.split(".")[-2])
         return tensor if heads is None else _split_pairs(tensor, heads)
+
+    def _dequantise(self, name: str, info: TensorInfo, dtype: torch.dtype) -> torch.Tensor:
+        kind = _kind(name, info)
+        block_elements, block_bytes = GGML_QUANT_SIZES[kind]
+        width = info.shape[-1]
+        row_bytes = width // block_elements * block_bytes
+        count = prod(info.shape) // width
+        end = info.offset_bytes + count * row_bytes
+        if width % block_elements or end > self._bytes.size:
+            raise WeightsError(f"tensor {name} does not fit its file; fetch the model again")
+        rows = self._bytes[info.offset_bytes : end].reshape(count, row_bytes)
+        out = torch.empty((count, width), dtype=dtype)
+        step = max(1, SLICE_BYTES // (width * 4))
+        for start in range(0, count, step):
+            part = dequantize(rows[start : start + step], kind)
+            # The library may hand out a view of the mapped file, which torch would call writable.
+            out[start : start + step] = torch.from_numpy(part if part.flags.writeable else part.copy())
+        return out.reshape(info.shape)
+
+
+def _kind(name: str, info: TensorInfo) -> GGMLQuantizationType:
+    try:
+        kind = GGMLQuantizationType(info.kind)
+        dequantize(np.zeros((1, GGML_QUANT_SIZES[kind][1]), dtype=np.uint8), kind)
+    except (ValueError, KeyError, NotImplementedError) as error:
+        raise WeightsError(f"tensor {name} has type {info.kind} of ggml, which the gguf library cannot dequantise") from error
+    return kind
 
 
 def _hugging_face_name(name: str) -> str:
@@ -67,20 +97,6 @@ def _hugging_face_name(name: str) -> str:
         return f"model.layers.{in_layer[1]}.{PER_LAYER[in_layer[2]]}.{in_layer[3]}"
     stem, _, kind = name.rpartition(".")
     return f"{WHOLE_MODEL[stem]}.{kind}" if stem in WHOLE_MODEL else name
-
-
-def _dequantise(tensor: ReaderTensor, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    rows = tensor.data.reshape(shape[0], -1) if len(shape) > 1 else tensor.data.reshape(1, -1)
-    width = shape[-1]
-    out = torch.empty((rows.shape[0], width), dtype=dtype)
-    step = max(1, SLICE_BYTES // (width * 4))
-    for start in range(0, rows.shape[0], step):
-        try:
-            part = dequantize(rows[start : start + step], tensor.tensor_type)
-        except NotImplementedError as error:
-            raise WeightsError(f"tensor {tensor.name} is quantised as {tensor.tensor_type.name}, which cannot be read") from error
-        out[start : start + step] = torch.from_numpy(np.array(part, dtype=np.float32))
-    return out.reshape(shape)
 
 
 def _split_pairs(tensor: torch.Tensor, heads: int) -> torch.Tensor:
