@@ -155,7 +155,7 @@ def _unpack(packed: Any, into: Any) -> Any:
 
 def cut(text: str, limit_bytes: int) -> str:
     """`text` as valid UTF-8 of at most `limit_bytes`, with an ellipsis when something was cut."""
-    data = text.encode("utf-8", "replace")
+    data = text[: limit_bytes + 1].encode("utf-8", "replace")  # a character is at least a byte
     if len(data) <= limit_bytes:
         return data.decode("utf-8")
     return data[: limit_bytes - 3].decode("utf-8", "ignore") + "…"

@@ -197,5 +197,5 @@ def _cut_message(text: str) -> str:
     short = cut(text, limit)
     while len(quote(short, safe=" !\"#$&'()*+,/:;<=>?@[]^`{|}\\")) > MAX_MESSAGE_BYTES:
         limit = limit * 3 // 4
-        short = cut(text, limit)
+        short = cut(short, limit)
     return short
