@@ -62,7 +62,7 @@ class PumpThread(Generic[T]):
         return self._thread.is_alive()
 
     def _check_running(self) -> None:
-        if self._stopping.is_set() or not self._thread.is_alive():
+        if self._stopping.is_set() or self._failure is not None or not self._thread.is_alive():
             raise PumpStopped(f"{self._thread.name} does not run")
 
     def _run(self) -> None:
