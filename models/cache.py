@@ -2,10 +2,10 @@
 
 import fcntl
 import os
-import tempfile
+import secrets
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from models.errors import PullFailed
@@ -27,15 +27,13 @@ def cache_folder(cache: Path | None = None) -> Path:
 def write_whole(path: Path, text: str) -> None:
     """Writes a small file so that a reader sees the old one or the new one. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    # Not tempfile's: its files are readable by their owner alone, and one user may pull for another.
+    part = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(name, path)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(name)
-        raise
+        part.write_text(text, encoding="utf-8")
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 @contextmanager

