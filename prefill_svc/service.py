@@ -127,7 +127,7 @@ class PrefillService:
         asker = next(self._askers)
         answer = self._recounts[asker] = self._loop.create_future()
         try:
-            self._inbox.put_nowait(m.Recount(asker))
+            self._inbox.put_always(m.Recount(asker))  # bounded by the calls that wait for an answer
             found = await answer
         finally:
             del self._recounts[asker]
@@ -203,7 +203,8 @@ class PrefillService:
                 waiting = self._recounts.get(output.asker)
                 if waiting is not None and not waiting.done():
                     waiting.set_result(output)
-        self._servicer.deliver(outputs)
+            else:
+                self._servicer.deliver(output)
         if statistics.jobs == 0:
             self._idle.set()
 

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,8 @@ from tandem.pools.v1 import prefill_pb2_grpc as pb_grpc
 from telemetry.tracing import SpanEvent, Tracing
 
 RETRY_AFTER_S = 0.2
+
+CallOutput = m.Accepted | m.Progress | m.Committed | m.Failed | m.Drained
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,16 +85,15 @@ class PrefillServicer(pb_grpc.PrefillServiceServicer):
         """Prefill calls that are open now."""
         return len(self._calls)
 
-    def deliver(self, outputs: Sequence[m.Output]) -> None:
-        """Called on the event loop with everything that one turn of the engine brought."""
-        for output in outputs:
-            self._observe(output)
-            if isinstance(output, m.Drained):
-                answer = self._answers.get(output.asker)
-                if answer is not None and not answer.done():
-                    answer.set_result(output)
-            elif (call := self._calls.get(output.grant_id)) is not None:
-                call.put(output)
+    def deliver(self, output: CallOutput) -> None:
+        """Called on the event loop with each output of the engine that some call waits for."""
+        self._observe(output)
+        if isinstance(output, m.Drained):
+            answer = self._answers.get(output.asker)
+            if answer is not None and not answer.done():
+                answer.set_result(output)
+        elif (call := self._calls.get(output.grant_id)) is not None:
+            call.put(output)
 
     async def Prefill(self, request: pb.PrefillRequest, context: Any) -> AsyncIterator[pb.PrefillResponse]:  # noqa: N802
         """One job: accepted, progress, then committed or failed. Ending the call early gives the job up."""
