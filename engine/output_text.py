@@ -107,11 +107,10 @@ class OutputText:
         return released
 
     def _release(self, text: bytes, hit: int | None, now: float) -> Released:
-        start = self._released
         self._released += len(text)
         while self._arrivals:
             place, arrived = self._arrivals[0]
-            if text and place > start:
+            if text:
                 self.longest_hold_s = max(self.longest_hold_s, now - arrived)
             if place > self._released:
                 break

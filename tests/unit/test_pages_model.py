@@ -1,5 +1,6 @@
 """The page allocator against a model that is only sets and lists, under random calls."""
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
@@ -232,5 +233,5 @@ class AgainstSets(RuleBasedStateMachine):
         assert self.pool.check() == []
 
 
-TestAgainstSets = AgainstSets.TestCase
+TestAgainstSets = pytest.mark.slow(AgainstSets.TestCase)
 TestAgainstSets.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -89,6 +89,15 @@ def test_ties_at_the_edge_of_top_k_go_by_id(equal: int) -> None:
             assert chosen == reference.choose(values[0].numpy(), params, 0)
 
 
+def test_top_p_keeps_the_smallest_set_that_reaches_it() -> None:
+    """Four equal logits have a quarter each: half of the mass is exactly the first two."""
+    values = torch.full((1, SMALL), -200.0)
+    values[0, [3, 11, 20, 44]] = 1.0
+    assert {one(values, SamplingParams(top_p=0.5, seed=seed)) for seed in range(40)} == {3, 11}
+    assert {one(values, SamplingParams(top_p=0.5000001, seed=seed)) for seed in range(40)} == {3, 11, 20}
+    assert {one(values, SamplingParams(top_p=0.5, top_k=2, seed=seed)) for seed in range(40)} == {3}
+
+
 def test_min_p_one_draws_among_all_that_tie_for_the_first_place() -> None:
     values = logits(SMALL, seed=3)
     values[0, [4, 9, 30]] = 20.0
@@ -116,8 +125,8 @@ def test_b30_banned_ids_are_never_chosen_and_no_other_id_is_hit() -> None:
     """The last id of the vocabulary stays possible, ids outside it do no harm."""
     values = torch.zeros(1, SMALL)
     banned = (0, 3, SMALL, SMALL + 5)
-    seen = {one(values, SamplingParams(seed=seed), banned_ids=banned) for seed in range(1_000)}
-    assert seen == set(range(SMALL)) - {0, 3}
+    rows = [row(SamplingParams(seed=seed), banned_ids=banned) for seed in range(1_000)]
+    assert set(Sampler(SMALL).choose(values.expand(1_000, SMALL), rows)) == set(range(SMALL)) - {0, 3}
     values[0, SMALL - 1] = 1.0
     assert one(values, SamplingParams(temperature=0), banned_ids=banned) == SMALL - 1
 

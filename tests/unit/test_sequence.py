@@ -143,6 +143,15 @@ def test_c5_an_end_id_before_the_minimum_neither_stops_nor_vanishes() -> None:
     assert text_of(steps) == "ab" and ids_of(steps) == [A, EOS, B]
 
 
+def test_c5_the_minimum_counts_tokens_before_an_end_id_and_with_a_stop_text() -> None:
+    """An end id that is token number `least` comes too early; a stop text that it completes does not."""
+    for ending in (EOS, B):
+        _, steps = run(case(least=2, stop_ids=frozenset({B})), [A, ending, ending])
+        assert [step.ending is None for step in steps] == [True, True, False]
+    _, steps = run(case(least=2, stops=("ab",)), [A, B])
+    assert steps[-1].ending is not None
+
+
 def test_c5_a_stop_before_the_minimum_is_text() -> None:
     _, steps = run(case(least=3, stops=("ab",)), [A, B, B, AB])
     assert text_of(steps) == "abb"
@@ -212,8 +221,12 @@ def test_bytes_that_can_never_become_text_fail_the_sequence_with_its_text_kept()
         assert steps[-1].ending == BAD_UTF8 and len(steps) == 3
         assert (text_of(steps), ids_of(steps)) == ("ba", [B, A])
         assert BAD_UTF8.state(sequence.usage().returned_tokens) is State.FAILED
-    _, steps = run(case(policy=Utf8Policy.DROP), [B, A, INVALID, HALF, B])
-    assert text_of(steps) == "bab"
+
+
+def test_bytes_left_out_by_the_drop_policy_leave_their_tokens_in_the_output() -> None:
+    _, steps = run(case(policy=Utf8Policy.DROP), [B, INVALID, HALF, B, HALF, INVALID, A])
+    assert text_of(steps) == "bba"
+    assert [step.token_ids for step in steps] == [(B,), (INVALID,), (), (HALF, B), (), (HALF, INVALID), (A,)]
 
 
 # Which tokens are shown -----------------------------------------------------------------------------------------------
