@@ -142,9 +142,10 @@ class CallGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not ge
         except grpc.aio.AbortError:
             code = _code(context)
             raise
-        except grpc.aio.BaseError:  # the transport's: the client is gone
+        except grpc.aio.BaseError as gone:  # the transport's: a message that nobody is left to take
             code = _gone(context)
-            raise
+            # As it is, gRPC would log it as an error of ours whenever a client leaves at the wrong moment.
+            raise asyncio.CancelledError from gone
         else:
             code = _code(context)
         finally:

@@ -9,8 +9,6 @@ from telemetry.registry import Computed, MetricsRegistry, Samples
 
 #: Parts of one turn of the engine thread.
 STEP_PARTS = ("plan", "model", "sample", "text", "publish")
-#: How a grant ends.
-GRANT_OUTCOMES = ("committed", "drained", "reclaimed", "quarantined")
 #: Why a seat is refused, as in Refused.reason.
 REFUSALS = (
     *("draining", "unknown_model", "wrong_incarnation", "no_pages", "no_landing_row", "too_many_sequences", "too_long"),
@@ -20,8 +18,6 @@ REFUSALS = (
 PREEMPTIONS = ("recompute", "swap")
 #: Kinds of tokens.
 TOKEN_KINDS = ("selected", "returned", "billed")
-#: Notices from writers that changed nothing.
-STRAY_NOTICES = ("unknown_grant", "bad_layout", "bad_crc", "duplicate")
 
 _REASONS = tuple(reason.value for reason in FinishReason)
 
@@ -43,6 +39,11 @@ class DecodeGauges:
     receiving_agents: float = 0
     inbox_messages: float = 0
     engine_busy_ratio: float = 0  # 0 to 1, since the start
+    # Counts since the start, kept by the engine thread.
+    grants: Mapping[str, float] = field(default_factory=dict)  # by outcome: offered, committed, reclaimed, fenced
+    stray_notices: Mapping[str, float] = field(default_factory=dict)  # by cause
+    silent_drains: float = 0
+    fences: float = 0
 
 
 class DecodeMetrics:
@@ -75,6 +76,10 @@ class DecodeMetrics:
                 Computed("decode_receiving_agents", "Receiving agents, one a writer's incarnation."),
                 Computed("decode_inbox_messages", "Messages waiting for the engine thread."),
                 Computed("decode_engine_busy_ratio", "Share of time that the engine thread was busy since the start."),
+                Computed("decode_grants_total", "Grants, by what became of them.", "outcome", counter=True),
+                Computed("decode_stray_notices_total", "Notices that changed nothing, by cause.", "cause", counter=True),
+                Computed("decode_silent_drains_total", "Drain calls that their writer did not answer.", counter=True),
+                Computed("decode_fences_total", "Writers that were cut off.", counter=True),
             )
         )
 
@@ -92,17 +97,17 @@ class DecodeMetrics:
         self.preemptions = registry.counter("decode_preemptions_total", "Sequences preempted, by kind.", {"kind": PREEMPTIONS})
 
     def _grants(self, registry: MetricsRegistry) -> None:
-        self.grants = registry.counter("decode_grants_total", "Grants that ended, by outcome.", {"outcome": GRANT_OUTCOMES})
         self.handover = registry.histogram(
             "decode_handover_seconds", "First part's arrival to the last one's.", buckets.TRANSFER_S
         )
         self.received_bytes = registry.counter("decode_received_bytes_total", "Bytes of committed hand-overs.")
         self.drain = registry.histogram(
-            "decode_drain_seconds", "From a grant's revocation until its writer had stopped.", buckets.TRANSFER_S
+            "decode_drain_seconds",
+            "Drain calls that were answered: from the call until the writer had stopped.",
+            buckets.TRANSFER_S,
         )
-        self.fences = registry.counter("decode_fences_total", "Receiving agents torn down because their writer was lost.")
-        self.stray_notices = registry.counter(
-            "decode_stray_notices_total", "Notices that changed nothing, by cause.", {"cause": STRAY_NOTICES}
+        self.cancel_effective = registry.histogram(
+            "decode_cancel_effective_seconds", "From a cancel's arrival here until everything was released.", buckets.CANCEL_S
         )
 
 
@@ -121,4 +126,8 @@ def _samples(now: DecodeGauges) -> Samples:
         "decode_receiving_agents": now.receiving_agents,
         "decode_inbox_messages": now.inbox_messages,
         "decode_engine_busy_ratio": now.engine_busy_ratio,
+        "decode_grants_total": now.grants,
+        "decode_stray_notices_total": now.stray_notices,
+        "decode_silent_drains_total": now.silent_drains,
+        "decode_fences_total": now.fences,
     }

@@ -25,8 +25,8 @@ QUEUE_LINES = 8192
 VALUE_CHARS = 2000
 #: A library's line with the same wording is written once in that many seconds.
 REPEAT_S = 60.0
-#: Loggers that repeat themselves while something is away.
-REPEATING = ("opentelemetry",)
+#: Loggers that repeat themselves while something is away, or whenever a client leaves in the middle of a stream.
+REPEATING = ("opentelemetry", "grpc")
 #: Names of fields that hold what users wrote or got; their values are never written.
 PRIVATE = frozenset({"prompt", "text", "content", "messages", "output", "completion"})
 
