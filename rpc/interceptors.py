@@ -30,6 +30,9 @@ _Context = Any
 #: Most handlers whose wrapped form is kept: more than that comes from a handler that takes any method's name.
 MAX_KEPT = 1000
 
+#: A call that ends that shortly before its deadline, in seconds, ended because of it.
+DEADLINE_MARGIN_S = 0.05
+
 _LOG = logging.getLogger("rpc")
 
 
@@ -137,13 +140,13 @@ class CallGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not ge
         try:
             yield end
         except (asyncio.CancelledError, GeneratorExit):
-            code = _gone(context)
+            code = why_gone(context)
             raise
         except grpc.aio.AbortError:
             code = _code(context)
             raise
         except grpc.aio.BaseError as gone:  # the transport's: a message that nobody is left to take
-            code = _gone(context)
+            code = why_gone(context)
             # As it is, gRPC would log it as an error of ours whenever a client leaves at the wrong moment.
             raise asyncio.CancelledError from gone
         else:
@@ -209,6 +212,10 @@ def _code(context: _Context) -> str:
     return code.name if isinstance(code, grpc.StatusCode) else "OK"
 
 
-def _gone(context: _Context) -> str:
-    """Which of the two made the client's end of the call go away: `cancelled()` cannot tell here."""
-    return "DEADLINE_EXCEEDED" if context.time_remaining() == 0 else "CANCELLED"
+def why_gone(context: _Context) -> str:
+    """ "DEADLINE_EXCEEDED" or "CANCELLED": what made the client's end of the call go away; `cancelled()` cannot tell.
+
+    A client's own clock runs out a little before ours and reaches us as a reset, hence the margin.
+    """
+    remaining_s = context.time_remaining()
+    return "DEADLINE_EXCEEDED" if remaining_s is not None and remaining_s <= DEADLINE_MARGIN_S else "CANCELLED"
