@@ -1,0 +1,93 @@
+"""The end of a request: what is left is delivered, the terminal is fixed once, its event goes out, then the status."""
+
+import time
+from typing import TYPE_CHECKING
+
+from lifecycle.finish import Cause, Ending, FinishReason
+from lifecycle.record import RequestRecord
+from lifecycle.states import Event, State
+from router import endings
+from router.client_messages import completed
+from router.observing import observe_end
+from router.progress import note_cancel, with_cancel_times
+from router.request import OutputMode
+from router.spans import end_spans
+from router.stop import Stopped
+from rpc.status import internal
+
+if TYPE_CHECKING:
+    from router.route import Route
+
+
+async def conclude(route: "Route", ending: Ending) -> None:
+    """Ends a request that holds nothing any more.
+
+    From `fix` on nothing changes the ending: a cancel or a deadline that comes now has come after the end.
+    """
+    if not route.ledger.created:
+        route.stream.end(None, internal(route.request.request_id))
+        return
+    ending = await _deliver(route, ending)
+    await route.ledger.close()
+    if ending.cause is Cause.CLIENT_CANCEL:
+        await route.ledger.learn_cancel()
+    _fix(route, ending)
+    route.standing = standing = await route.ledger.finish()
+    answer_ended(route, standing)
+    observe_end(route.cell.metrics, standing)
+    end_spans(route.cell.tracing, route.arrival.span, standing, route.progress)
+
+
+def answer_ended(route: "Route", record: RequestRecord) -> None:
+    """Tells the client how the request ended, and the RPC's status."""
+    end = route.progress.seat_end
+    final_only = route.request.output_mode is OutputMode.FINAL_ONLY
+    text = end.text if end is not None and final_only else ""
+    route.stream.end(completed(record, route.progress.next_sequence_no, text), endings.status_of(record))
+
+
+async def _deliver(route: "Route", ending: Ending) -> Ending:
+    """DRAINING: waits until the client has everything. Returns the ending that holds after that."""
+    ending = _first(route, ending)
+    if ending.state(route.progress.usage().returned_tokens) is not State.FINISHED:
+        return ending
+    if route.record.state is State.PREFILLING:  # a member that ended well without telling of its commit
+        route.ledger.advance(Event.COMMITTED)
+    route.ledger.advance(Event.STOPPED)
+    stream = route.stream
+    try:
+        while not stream.empty and not stream.gone:
+            await route.stop.until(stream.changed())
+    except Stopped:
+        pass
+    return _first(route, ending)
+
+
+def _first(route: "Route", ending: Ending) -> Ending:
+    """An early end that was asked for goes before one that came by itself, unless everything is delivered already."""
+    asked = route.stop.ending
+    if asked is None:
+        return ending
+    return asked if asked.reason is FinishReason.CANCELLED or not route.stream.empty else ending
+
+
+def _fix(route: "Route", ending: Ending) -> None:
+    """Enters the terminal state, with everything that the record keeps."""
+    record, progress, stream = route.record, route.progress, route.stream
+    now, wall = time.monotonic(), time.time()
+    record.ending = ending
+    record.usage = progress.usage()
+    record.sent_bytes = stream.sent_text_bytes
+    record.held_bytes = progress.seat_end.held_bytes if progress.seat_end else 0
+    record.timings = progress.timings(now, stream.send_s)
+    state = ending.state(record.usage.returned_tokens)
+    if state is State.FINISHED and record.state is State.DRAINING:
+        record.advance(Event.DELIVERED, wall)
+    elif state is State.CANCELLED:
+        if record.state is not State.CANCEL_REQUESTED:
+            record.advance(Event.CANCEL, wall)
+        note_cancel(record, progress, wall, now)
+        record.timings = with_cancel_times(record)
+        record.advance(Event.RELEASED, wall)
+    else:
+        record.advance(Event.FAIL, wall)

@@ -1,0 +1,145 @@
+"""Settings of a router, beside those of every process with a server."""
+
+from typing import Annotated
+
+from lifecycle.deadlines import Limits
+from router import budget
+from router.admission import AdmissionSettings
+from router.cell import RouteLimits
+from router.discovery import BadTarget, check_target
+from router.limits import RequestLimits
+from router.member_link import LinkSettings, Role
+from router.members import MembersSettings
+from router.queue import QueueLimits
+from router.redis_link import RedisSettings
+from router.seat import SeatLimits
+from rpc.server_settings import ServerSettings
+from rpc.settings import setting
+
+#: The one value of `prefill` that means: no prefill pool, decode members compute prompts.
+NONE = "none"
+
+_DAY_S = 86_400
+_MOST = 1_000_000_000
+
+
+class RouterSettings(ServerSettings, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """Every setting of `python -m router`."""
+
+    decode: Annotated[tuple[str, ...], setting("Decode members, host:port or dns:///host:port.", min_length=1, max_length=1024)]
+    prefill: Annotated[
+        tuple[str, ...],
+        setting("Prefill members, host:port or dns:///host:port; none: decode computes prompts.", min_length=1, max_length=1024),
+    ]
+    redis_url: Annotated[str, setting("Address of the request store.", form="redis://, rediss:// or unix://", min_length=1)]
+    cell: Annotated[
+        str,
+        setting("Name of the cell: the hash tag of its keys.", form="[A-Za-z0-9_.-]", pattern="^[A-Za-z0-9_.-]{1,64}$"),
+    ] = "default"
+    model: Annotated[str, setting("Model to serve: a name, a GGUF file or a folder.", min_length=1)] = "smollm2-135m-instruct"
+    served_model_name: Annotated[str, setting("Name that clients use; unset: the model's own.", max_length=256)] = ""
+    trust_tenant_header: Annotated[
+        bool, setting("Take the tenant from the metadata key tandem-tenant. Only behind something that sets it.")
+    ] = False
+    # one request
+    default_max_output_tokens: Annotated[int, setting("For requests that name no limit.", "tokens", ge=1, le=_MOST)] = 256
+    queue_clock_s: Annotated[float, setting("Default of the queue clock.", "seconds", gt=0, le=_DAY_S)] = 30.0
+    first_token_clock_s: Annotated[float, setting("Default of the first-token clock.", "seconds", gt=0, le=_DAY_S)] = 60.0
+    inter_token_clock_s: Annotated[float, setting("Default of the inter-token clock.", "seconds", gt=0, le=_DAY_S)] = 30.0
+    overall_clock_s: Annotated[float, setting("Default of the overall clock.", "seconds", gt=0, le=_DAY_S)] = 600.0
+    max_queue_clock_s: Annotated[float, setting("Longest queue clock to ask for.", "seconds", gt=0, le=_DAY_S)] = 300.0
+    max_first_token_clock_s: Annotated[float, setting("Longest first-token clock.", "seconds", gt=0, le=_DAY_S)] = 600.0
+    max_inter_token_clock_s: Annotated[float, setting("Longest inter-token clock.", "seconds", gt=0, le=_DAY_S)] = 300.0
+    max_overall_clock_s: Annotated[float, setting("Longest overall clock.", "seconds", gt=0, le=_DAY_S)] = 3600.0
+    max_attempts: Annotated[int, setting("Tries of one request when prefill members are lost.", ge=1, le=20)] = 3
+    retry_share: Annotated[float, setting("Retries allowed for each request, over all requests.", ge=0, le=1)] = 0.2
+    buffer_bytes: Annotated[
+        int, setting("Unsent bytes of a stream at which its sequence pauses.", "bytes", ge=1024, le=16 * 1024 * 1024)
+    ] = 65_536
+    send_timeout_s: Annotated[
+        float, setting("For a connected client to take what is left after the end.", "seconds", gt=0, le=_DAY_S)
+    ] = 10.0
+    # admission
+    queue_requests: Annotated[int, setting("Requests that may wait.", ge=1, le=_MOST)] = 1024
+    queue_tokens: Annotated[int, setting("Prompt tokens that may wait.", "tokens", ge=1, le=_MOST)] = 4_194_304
+    queue_tenant_requests: Annotated[int, setting("Requests of one tenant that may wait.", ge=1, le=_MOST)] = 1024
+    tenant_tokens: Annotated[int, setting("Prompt tokens of one tenant in work.", "tokens", ge=1, le=_MOST)] | None = None
+    tenant_pages: Annotated[int, setting("Decode pages of one tenant.", "pages", ge=1, le=_MOST)] | None = None
+    total_tokens: Annotated[int, setting("Prompt tokens of all in work.", "tokens", ge=1, le=_MOST)] | None = None
+    total_pages: Annotated[int, setting("Decode pages of all.", "pages", ge=1, le=_MOST)] | None = None
+    exclude_s: Annotated[float, setting("How long a request avoids a member that refused it.", "seconds", gt=0, le=60)] = 0.25
+    # members
+    resolve_every_s: Annotated[float, setting("Between two look-ups of dns:/// targets.", "seconds", gt=0, le=600)] = 2.0
+    stale_after_s: Annotated[float, setting("News of a member older than this are stale.", "seconds", gt=0, le=600)] = 3.0
+    lost_after_s: Annotated[float, setting("A member without news for that long is lost.", "seconds", gt=0, le=600)] = 10.0
+    seat_timeout_s: Annotated[float, setting("For a decode member to grant or refuse a seat.", "seconds", gt=0, le=600)] = 5.0
+    cancel_grace_s: Annotated[
+        float, setting("For a member to carry out a cancel before its stream is cut.", "seconds", gt=0, le=600)
+    ] = 5.0
+    cancel_wait_s: Annotated[float, setting("Longest wait of Cancel with wait.", "seconds", gt=0, le=600)] = 30.0
+    # tokenising
+    tokenise_threads: Annotated[int, setting("Threads for long prompts.", ge=1, le=64)] = 2
+    tokenise_waiting: Annotated[int, setting("Long prompts that may wait for a thread.", ge=1, le=100_000)] = 64
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("prefill", "decode"):
+            for target in getattr(self, name):
+                if name == "prefill" and self.prefill == (NONE,):
+                    continue
+                try:
+                    check_target(target)
+                except BadTarget as bad:
+                    raise ValueError(f"{name}: {bad}") from None
+        for clock in ("queue", "first_token", "inter_token", "overall"):
+            default, most = getattr(self, f"{clock}_clock_s"), getattr(self, f"max_{clock}_clock_s")
+            if default > most:
+                raise ValueError(f"{clock}_clock_s is {default:g}; it must be at most max_{clock}_clock_s, {most:g}")
+
+    @property
+    def prefill_targets(self) -> tuple[str, ...]:
+        """Where prefill members are; empty when there is no such pool."""
+        return () if self.prefill == (NONE,) else self.prefill
+
+    def request_limits(self) -> RequestLimits:
+        """Defaults and maxima for requests."""
+        return RequestLimits(
+            default_max_output_tokens=self.default_max_output_tokens,
+            clock_defaults=Limits(self.queue_clock_s, self.first_token_clock_s, self.inter_token_clock_s, self.overall_clock_s),
+            clock_maxima=Limits(
+                self.max_queue_clock_s, self.max_first_token_clock_s, self.max_inter_token_clock_s, self.max_overall_clock_s
+            ),
+        )
+
+    def route_limits(self) -> RouteLimits:
+        """Bounds of one request's way."""
+        return RouteLimits(
+            max_attempts=self.max_attempts,
+            buffer_bytes=self.buffer_bytes,
+            send_timeout_s=self.send_timeout_s,
+            seat=SeatLimits(self.seat_timeout_s, self.cancel_grace_s),
+        )
+
+    def admission_settings(self) -> AdmissionSettings:
+        """Bounds of waiting and of what may be held."""
+        return AdmissionSettings(
+            queue=QueueLimits(
+                max_requests=self.queue_requests,
+                max_tokens=self.queue_tokens,
+                max_tenant_requests=self.queue_tenant_requests,
+            ),
+            budgets=budget.Limits(self.tenant_tokens, self.tenant_pages, self.total_tokens, self.total_pages),
+            exclude_s=self.exclude_s,
+        )
+
+    def members_settings(self, router: str) -> MembersSettings:
+        """Where members are and when they are stale or lost."""
+        return MembersSettings(
+            targets={Role.PREFILL: self.prefill_targets, Role.DECODE: self.decode},
+            link=LinkSettings(router, self.stale_after_s, self.lost_after_s),
+            resolve_every_s=self.resolve_every_s,
+        )
+
+    def redis_settings(self) -> RedisSettings:
+        """Where the store is."""
+        return RedisSettings(url=self.redis_url, cell=self.cell)

@@ -1,0 +1,215 @@
+"""The link to one address: a Watch stream that is opened again whenever it breaks, and the member behind it."""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import grpc
+
+from router.streams import EOF
+from rpc.channels import internal_channel
+from tandem.pools.v1 import member_pb2, member_pb2_grpc
+
+_log = logging.getLogger(__name__)
+
+
+class Role(Enum):
+    """Which pool."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+_ROLES = {member_pb2.MEMBER_ROLE_PREFILL: Role.PREFILL, member_pb2.MEMBER_ROLE_DECODE: Role.DECODE}
+
+
+@dataclass(frozen=True, slots=True)
+class MemberInfo:
+    """What a member is; fixed for an incarnation. `total_pages` are those that can be given out."""
+
+    name: str
+    incarnation: str
+    address: str
+    role: Role | None
+    model_snapshot: str
+    page_tokens: int
+    total_pages: int
+    context_tokens: int
+    max_sequences: int
+    max_queued_tokens: int
+    computes_prompts: bool
+
+
+@dataclass(frozen=True, slots=True)
+class MemberLoad:
+    """How busy a member was at its last news."""
+
+    free_pages: int = 0
+    running_sequences: int = 0
+    waiting_sequences: int = 0
+    waiting_tokens: int = 0
+    quarantined_pages: int = 0
+    draining: bool = False
+    prefill_tokens_per_s: float = 0.0
+    decode_step_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSettings:
+    """Durations in seconds: news older than `stale_after_s` is stale; without any for `lost_after_s` the member is lost."""
+
+    router: str
+    stale_after_s: float = 3.0
+    lost_after_s: float = 10.0
+    backoff_s: float = 0.1
+    backoff_max_s: float = 2.0
+
+
+@dataclass(eq=False, slots=True)
+class Member:
+    """One incarnation of a member. Compared by identity; `seen_at` is the monotonic time of its last news."""
+
+    info: MemberInfo
+    channel: grpc.aio.Channel
+    load: MemberLoad = field(default_factory=MemberLoad)
+    seen_at: float = 0.0
+    reachable: bool = True
+    lost: str = ""
+    #: Streams that run on it now, each with what is to be called when the member is lost.
+    users: dict[object, Callable[[str], None]] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Its name, kept over restarts."""
+        return self.info.name
+
+    def lose(self, why: str) -> None:
+        """It is gone for good, or must be taken for gone: tells everyone who uses it, once."""
+        if self.lost:
+            return
+        self.lost, self.reachable = why, False
+        _log.warning("member %s (%s) is lost: %s", self.name, self.info.incarnation, why)
+        for tell in list(self.users.values()):
+            tell(why)
+
+
+class MemberLink:
+    """Keeps `member` current. `changed` is called after every news."""
+
+    def __init__(self, address: str, settings: LinkSettings, changed: Callable[[], None]) -> None:
+        self.address = address
+        self.member: Member | None = None
+        self.retired = False
+        self._settings = settings
+        self._changed = changed
+        self._channel = internal_channel(address)
+        self._former: list[Member] = []
+        self._task = asyncio.create_task(self._run(), name=f"watch {address}")
+
+    @property
+    def in_use(self) -> bool:
+        """Whether any stream runs over its channel."""
+        return any(member.users for member in (self.member, *self._former) if member is not None)
+
+    async def close(self) -> None:
+        """Ends the watch and the channel."""
+        self._task.cancel()
+        await asyncio.wait([self._task])
+        if self.member is not None:
+            self.member.lose("the router closed its link")
+        await self._channel.close(None)
+
+    async def _run(self) -> None:
+        failures = 0
+        while True:
+            try:
+                if await self._watch():
+                    failures = 0
+            except (grpc.aio.AioRpcError, TimeoutError) as error:
+                _log.info("watch of %s ended: %s", self.address, _why(error))
+            self._broken()
+            wait_s = min(self._settings.backoff_max_s, self._settings.backoff_s * 2 ** min(failures, 10))
+            failures += 1
+            await asyncio.sleep(wait_s * random.uniform(0.8, 1.2))
+
+    async def _watch(self) -> bool:
+        """Follows one Watch stream to its end; whether it brought any news."""
+        stub: Any = member_pb2_grpc.MemberServiceStub(self._channel)
+        call = stub.Watch(member_pb2.WatchRequest(router=self._settings.router))
+        any_news = False
+        try:
+            while True:
+                async with asyncio.timeout(self._settings.lost_after_s):
+                    news = await call.read()
+                if news is EOF:
+                    return any_news
+                any_news = True
+                self._take(news)
+        finally:
+            call.cancel()
+
+    def _take(self, news: Any) -> None:
+        if news.HasField("info"):
+            self._introduce(_info(news.info))
+        if self.member is not None:
+            self.member.load = _load(news.load)
+            self.member.seen_at = time.monotonic()
+            self.member.reachable = not self.member.lost
+        self._changed()
+
+    def _introduce(self, info: MemberInfo) -> None:
+        known = self.member
+        if known is not None and known.info.incarnation == info.incarnation and not known.lost:
+            return
+        if known is not None:
+            known.lose(f"incarnation {info.incarnation} runs at {self.address} now")
+            self._former = [member for member in (*self._former, known) if member.users]
+        self.member = Member(info, self._channel, seen_at=time.monotonic())
+        _log.info("member %s (%s, %s) at %s", info.name, info.role and info.role.value, info.incarnation, self.address)
+
+    def _broken(self) -> None:
+        member = self.member
+        if member is None:
+            return
+        member.reachable = False
+        if time.monotonic() - member.seen_at >= self._settings.lost_after_s:
+            member.lose(f"no sign of life for {self._settings.lost_after_s:g} s")
+        self._changed()
+
+
+def _why(error: grpc.aio.AioRpcError | TimeoutError) -> str:
+    return f"{error.code().name} {error.details()}" if isinstance(error, grpc.aio.AioRpcError) else "no news in time"
+
+
+def _info(info: Any) -> MemberInfo:
+    return MemberInfo(
+        name=info.peer.member,
+        incarnation=info.peer.incarnation,
+        address=info.peer.address,
+        role=_ROLES.get(info.role),
+        model_snapshot=info.model_snapshot,
+        page_tokens=info.page_tokens,
+        total_pages=info.total_pages,
+        context_tokens=info.context_tokens,
+        max_sequences=info.max_sequences,
+        max_queued_tokens=info.max_queued_tokens,
+        computes_prompts=info.computes_prompts,
+    )
+
+
+def _load(load: Any) -> MemberLoad:
+    return MemberLoad(
+        free_pages=load.free_pages,
+        running_sequences=load.running_sequences,
+        waiting_sequences=load.waiting_sequences,
+        waiting_tokens=load.waiting_tokens,
+        quarantined_pages=load.quarantined_pages,
+        draining=load.draining,
+        prefill_tokens_per_s=load.prefill_tokens_per_s,
+        decode_step_s=load.decode_step_s,
+    )

@@ -1,0 +1,131 @@
+"""The members of both pools as this router sees them: one Watch stream to each, its last news with their age.
+
+A member is known by name and incarnation. Its channel lives as long as a request uses it, even when the member has left
+discovery: a draining member finishes its streams after its address is gone.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from router.budget import Capacity
+from router.discovery import resolve
+from router.member_link import LinkSettings, Member, MemberLink, Role
+from router.request import ServedModel
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class MembersSettings:
+    """Targets of each pool (host:port or dns:///host:port); an empty prefill pool means that decode computes prompts."""
+
+    targets: Mapping[Role, tuple[str, ...]]
+    link: LinkSettings
+    resolve_every_s: float = 2.0
+
+
+class Members:
+    """Keeps the links. `changed` is called whenever something about any member changed."""
+
+    def __init__(self, settings: MembersSettings, model: ServedModel, changed: Callable[[], None]) -> None:
+        self._settings = settings
+        self._model = model
+        self._changed = changed
+        self._links: dict[tuple[Role, str], MemberLink] = {}
+        self._leaving: list[MemberLink] = []
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def computes_prompts_in_decode(self) -> bool:
+        """Whether there is no prefill pool by configuration."""
+        return not self._settings.targets[Role.PREFILL]
+
+    async def start(self) -> None:
+        """Resolves the targets once and keeps following them."""
+        await self._discover()
+        self._task = asyncio.create_task(self._follow(), name="discovery")
+
+    async def close(self) -> None:
+        """Ends every watch and channel."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        links, self._links, leaving, self._leaving = list(self._links.values()), {}, self._leaving, []
+        await asyncio.gather(*(link.close() for link in (*links, *leaving)))
+
+    def usable(self, role: Role) -> list[Member]:
+        """Members of a pool that new work can go to, one for each name: reachable, and with this router's model."""
+        found: dict[str, Member] = {}
+        for (pool, _), link in self._links.items():
+            member = link.member
+            if pool is role and member is not None and self._fits(member, role):
+                known = found.get(member.name)
+                if known is None or member.seen_at > known.seen_at:
+                    found[member.name] = member
+        return list(found.values())
+
+    def stale(self, member: Member) -> bool:
+        """Whether its last news is old."""
+        return time.monotonic() - member.seen_at > self._settings.link.stale_after_s
+
+    def capacity(self) -> Capacity:
+        """What the members known now hold of a single request; the model's own context while no decode member is known."""
+        decode = self.usable(Role.DECODE)
+        context = self._model.context_tokens
+        if not decode:
+            return Capacity(context_tokens=context, page_tokens=1, member_pages=context)
+        largest = max(decode, key=lambda member: member.info.total_pages * member.info.page_tokens)
+        prefill = self.usable(Role.PREFILL)
+        contexts = [member.info.context_tokens for member in decode if member.info.context_tokens]
+        return Capacity(
+            context_tokens=min([context, *([max(contexts)] if contexts else [])]),
+            page_tokens=largest.info.page_tokens,
+            member_pages=largest.info.total_pages,
+            member_tokens=max((member.info.max_queued_tokens for member in prefill), default=None),
+        )
+
+    def faults(self) -> list[str]:
+        """Sentences about members that are there but cannot be used."""
+        found = []
+        for (pool, address), link in self._links.items():
+            member = link.member
+            if member is None:
+                found.append(f"{pool.value} member at {address} was never reached")
+            elif member.info.role is not pool:
+                found.append(f"{member.name} at {address} is listed as {pool.value} but is not one")
+            elif member.info.model_snapshot != self._model.snapshot:
+                found.append(f"{member.name} at {address} serves another model snapshot: {member.info.model_snapshot}")
+        return found
+
+    def statistics(self) -> dict[str, int]:
+        """Members by pool and condition, for gauges."""
+        counts = {f"{role.value}_{kind}": 0 for role in Role for kind in ("usable", "stale")}
+        for role in Role:
+            for member in self.usable(role):
+                counts[f"{role.value}_{'stale' if self.stale(member) else 'usable'}"] += 1
+        return counts
+
+    def _fits(self, member: Member, role: Role) -> bool:
+        info = member.info
+        return member.reachable and info.role is role and info.model_snapshot == self._model.snapshot
+
+    async def _follow(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.resolve_every_s)
+            await self._discover()
+
+    async def _discover(self) -> None:
+        for role, targets in self._settings.targets.items():
+            known = frozenset(address for pool, address in self._links if pool is role)
+            wanted = await resolve(targets, known, self._settings.resolve_every_s)
+            for address in wanted - known:
+                self._links[role, address] = MemberLink(address, self._settings.link, self._changed)
+            for address in known - wanted:
+                self._leaving.append(self._links.pop((role, address)))
+        idle = [link for link in self._leaving if not link.in_use]
+        self._leaving = [link for link in self._leaving if link.in_use]
+        for link in idle:
+            await link.close()

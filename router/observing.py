@@ -1,0 +1,51 @@
+"""What an ended request leaves in the metrics."""
+
+from lifecycle.finish import COMPLETE
+from lifecycle.record import RequestRecord
+from lifecycle.states import State
+from telemetry.router_metrics import RouterMetrics
+
+
+def observe_end(metrics: RouterMetrics, record: RequestRecord) -> None:
+    """Counts a record that has ended, once."""
+    ending, usage, timings, trace = record.ending, record.usage, record.timings, record.traceparent
+    if ending is None:
+        return
+    failed = record.state is State.FAILED
+    metrics.requests.inc(1, (ending.cause.value if failed else "") or ending.reason.value)
+    for kind, amount in (
+        ("prompt", usage.prompt_tokens),
+        ("cached", usage.cached_prompt_tokens),
+        ("selected", usage.selected_tokens),
+        ("processed", usage.processed_tokens),
+        ("returned", usage.returned_tokens),
+        ("billed", usage.billed_tokens),
+    ):
+        metrics.tokens.inc(amount, kind)
+    metrics.prompt_tokens.observe(usage.prompt_tokens)
+    metrics.output_tokens.observe(usage.returned_tokens)
+    metrics.sent_bytes.inc(record.sent_bytes)
+    metrics.end_to_end.observe(timings.total_s, traceparent=trace)
+    if timings.first_token_s:
+        metrics.first_token.observe(timings.first_token_s, traceparent=trace)
+    for phase in ("queue", "prefill_queue", "prefill", "handover", "handover_exposed", "decode", "stop_hold", "send"):
+        metrics.phase.observe(getattr(timings, f"{phase}_s"), phase)
+    if record.state is State.FINISHED and ending.reason in COMPLETE:
+        metrics.goodput.inc()
+        if usage.returned_tokens > 1:
+            after_first_s = max(0.0, timings.total_s - timings.first_token_s)
+            metrics.per_output_token.observe(after_first_s / (usage.returned_tokens - 1))
+    if record.state is State.CANCELLED:
+        metrics.cancels.inc(1, _cancelled_in(record))
+        if timings.cancel_effective_s is not None:
+            metrics.cancel_effective.observe(timings.cancel_effective_s)
+
+
+def _cancelled_in(record: RequestRecord) -> str:
+    """The state in which the cancel met the request."""
+    before = "created"
+    for step in record.transitions:
+        if step.state is State.CANCEL_REQUESTED:
+            return before
+        before = step.state.value
+    return before

@@ -1,0 +1,135 @@
+"""What is known of a request while it runs: counts, times, and what goes into the record at its end."""
+
+import time
+from dataclasses import dataclass, field, replace
+
+from lifecycle.finish import Cause
+from lifecycle.record import RequestRecord
+from lifecycle.states import State
+from lifecycle.usage import Timings, Usage
+from router.pool_messages import SeatEnd
+from router.prefill_call import PrefillDone, PrefillFailure
+from router.seat import Committed, Output
+
+
+@dataclass(slots=True)
+class Progress:
+    """Mutable; one a request. Times are monotonic seconds, 0 before the event."""
+
+    prompt_tokens: int
+    arrived_at: float
+    decode_cached_tokens: int = 0
+    selected_tokens: int = 0
+    returned_tokens: int = 0
+    next_sequence_no: int = 0
+    queued_since: float = 0.0
+    queue_s: float = 0.0
+    first_token_at: float = 0.0
+    last_output_at: float = 0.0
+    cancel_sent_at: float = 0.0
+    committed: Committed | None = None
+    prefill: PrefillDone | None = None
+    prefill_failure: PrefillFailure | None = None
+    seat_end: SeatEnd | None = None
+    discarded_tokens: int = 0
+    gap: bool = False
+    lost_causes: list[Cause] = field(default_factory=list)
+
+    def new_attempt(self) -> None:
+        """Forget what belonged to the attempt before."""
+        self.committed = self.prefill = self.prefill_failure = self.seat_end = None
+        self.decode_cached_tokens = 0
+
+    def queued(self) -> None:
+        """Waiting for admission from now on."""
+        self.queued_since = time.monotonic()
+
+    def admitted(self) -> None:
+        """The wait is over."""
+        if self.queued_since:
+            self.queue_s += time.monotonic() - self.queued_since
+            self.queued_since = 0.0
+
+    def output(self, one: Output, now: float) -> None:
+        """One Output was read; whether it goes to the client is another matter."""
+        self.selected_tokens += one.selected_tokens
+        self.returned_tokens += one.returned_tokens
+        self.last_output_at = now
+
+    def discarded(self, one: Output) -> None:
+        """An Output that the client will not get; nothing may follow it but the end."""
+        self.gap = True
+        self.returned_tokens -= one.returned_tokens
+        self.discarded_tokens += one.returned_tokens
+
+    def usage(self) -> Usage:
+        """Counts now: the member's own after it has ended, what its outputs told before."""
+        cached = self.decode_cached_tokens
+        if self.prefill is not None:
+            cached = max(cached, self.prefill.cached_tokens)
+        cached = min(cached, self.prompt_tokens)
+        if self.seat_end is None:
+            processed = self.prompt_tokens + max(0, self.selected_tokens - 1) if self.committed else 0
+            return Usage(
+                prompt_tokens=self.prompt_tokens,
+                cached_prompt_tokens=cached,
+                selected_tokens=self.selected_tokens,
+                processed_tokens=processed,
+                returned_tokens=self.returned_tokens,
+                billed_tokens=self.returned_tokens,
+            )
+        told = self.seat_end.usage
+        return replace(
+            told,
+            prompt_tokens=self.prompt_tokens,
+            cached_prompt_tokens=cached,
+            returned_tokens=max(0, told.returned_tokens - self.discarded_tokens),
+            billed_tokens=max(0, told.billed_tokens - self.discarded_tokens),
+        )
+
+    def timings(self, now: float, send_s: float) -> Timings:
+        """Where the time went until `now`."""
+        end, done, committed = self.seat_end, self.prefill, self.committed
+        local = done is None and committed is not None
+        waiting_s = now - self.queued_since if self.queued_since else 0.0
+        decode_s = end.decode_s if end else (now - self.first_token_at if self.first_token_at else 0.0)
+        return Timings(
+            queue_s=self.queue_s + waiting_s,
+            prefill_queue_s=done.queue_s if done else (committed.queue_s if local and committed else 0.0),
+            prefill_s=done.compute_s if done else (committed.compute_s if local and committed else 0.0),
+            handover_s=done.handover_s if done else (committed.handover_s if committed else 0.0),
+            handover_exposed_s=done.exposed_s if done else 0.0,
+            decode_s=decode_s,
+            stop_hold_s=end.stop_hold_s if end else 0.0,
+            send_s=send_s,
+            first_token_s=self.first_token_at - self.arrived_at if self.first_token_at else 0.0,
+            total_s=now - self.arrived_at,
+        )
+
+
+def note_cancel(record: RequestRecord, progress: Progress, wall: float, now: float) -> None:
+    """Fills in the cancel's three moments on a record that is about to end CANCELLED at wall time `wall`.
+
+    The member tells how long after the cancel reached it a step border saw it; a cancel that met no sequence was seen at
+    once.
+    """
+    requested = record.cancel_requested_at
+    if requested is None:
+        requested = record.cancel_requested_at = _entered(record, State.CANCEL_REQUESTED) or wall
+    observed = _entered(record, State.CANCEL_REQUESTED) or wall
+    if progress.seat_end is not None and progress.cancel_sent_at and progress.seat_end.cancel_observed_s is not None:
+        observed = wall - (now - progress.cancel_sent_at) + progress.seat_end.cancel_observed_s
+    record.cancel_observed_at = min(max(observed, requested), max(wall, requested))
+    record.cancel_effective_at = max(wall, record.cancel_observed_at)
+
+
+def with_cancel_times(record: RequestRecord) -> Timings:
+    """The record's timings with the cancel's two durations."""
+    requested, observed, effective = record.cancel_requested_at, record.cancel_observed_at, record.cancel_effective_at
+    if requested is None or observed is None or effective is None:
+        return record.timings
+    return replace(record.timings, cancel_observed_s=observed - requested, cancel_effective_s=effective - requested)
+
+
+def _entered(record: RequestRecord, state: State) -> float | None:
+    return next((one.at for one in reversed(record.transitions) if one.state is state), None)

@@ -1,0 +1,132 @@
+"""A request that has passed validation. Nothing behind the servicer sees the message it came from."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from lifecycle.deadlines import Limits
+
+
+class OutputMode(Enum):
+    """How output is delivered."""
+
+    DELTA = "delta"
+    FINAL_ONLY = "final_only"
+
+
+class Utf8Policy(Enum):
+    """What happens to bytes at the end that are no whole character; UNSET leaves it to the way of ending."""
+
+    UNSET = "unset"
+    ERROR = "error"
+    DROP = "drop"
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How a token is chosen; every value is inside the range that the port documents."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: tuple[tuple[int, float], ...]
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """What ends the output."""
+
+    sequences: tuple[str, ...]
+    token_ids: tuple[int, ...]
+    include_stop: bool
+    ignore_eos: bool
+    min_output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """The model that a router answers for. `context_tokens` bounds prompt and output together."""
+
+    name: str
+    snapshot: str
+    context_tokens: int
+    vocabulary_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChatTurn:
+    """One message of a conversation."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt that is not in tokens yet: exactly one of the three is set. `field` is its path in the message."""
+
+    field: str
+    text: str | None = None
+    token_ids: tuple[int, ...] | None = None
+    chat: tuple[ChatTurn, ...] | None = None
+
+    @property
+    def size(self) -> int:
+        """Characters to tokenise."""
+        if self.text is not None:
+            return len(self.text)
+        return sum(len(turn.content) for turn in self.chat or ())
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """A request whose fields are all in range and whose prompt is not in tokens yet."""
+
+    request_id: str
+    tenant: str
+    fingerprint: str
+    model: ServedModel
+    prompt: Prompt
+    sampling: Sampling
+    stop: Stop
+    max_output_tokens: int | None
+    output_mode: OutputMode
+    utf8_policy: Utf8Policy
+    priority: int
+    limits: Limits
+
+
+@dataclass(frozen=True, slots=True)
+class ValidatedRequest:
+    """What was asked for, checked and tokenised.
+
+    `fingerprint` is a hash of the body as the client sent it (without the id): the same id with another fingerprint is
+    another request. `limits` hold the request's own clocks with the server's defaults filled in, in seconds.
+    """
+
+    request_id: str
+    tenant: str
+    fingerprint: str
+    model: ServedModel
+    prompt_token_ids: tuple[int, ...]
+    sampling: Sampling
+    stop: Stop
+    max_output_tokens: int
+    output_mode: OutputMode
+    utf8_policy: Utf8Policy
+    priority: int
+    limits: Limits
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Length of the prompt."""
+        return len(self.prompt_token_ids)
+
+    @property
+    def total_tokens(self) -> int:
+        """Most tokens that prompt and output can come to."""
+        return len(self.prompt_token_ids) + self.max_output_tokens

@@ -1,0 +1,216 @@
+"""A router as a process's application: its parts put together, started, counted and stopped."""
+
+import asyncio
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import grpc
+
+import models
+from router.admission import Admission
+from router.cancelling import Canceller
+from router.cell import Cell, RetryBudget
+from router.config import RouterSettings
+from router.keeping import UnwrittenEnds
+from router.member_link import Role
+from router.members import Members
+from router.prompt import PromptEncoder
+from router.redis_store import RedisStore
+from router.request import ServedModel
+from router.routes import Routes
+from router.servicer import SERVICE_NAME, Door, InferenceServicer, generic_handler
+from router.store import StoreUnavailable
+from router.upkeep import Upkeep
+from rpc.admin import Books
+from rpc.application import Frame
+from rpc.status import loading
+from telemetry.router_metrics import STORE_CALLS, RouterGauges, RouterMetrics
+from text import Tokenizer
+
+#: Longest wait of a scrape for the event loop.
+_SCRAPE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """What a router needs of a model: no weights."""
+
+    model: ServedModel
+    tokenizer: Tokenizer
+
+
+def load_model(name: str, served_name: str) -> LoadedModel:
+    """The model's identity, sizes and tokenizer. Raises models.ModelError, text.ChatTemplateError, OSError."""
+    ref = models.resolve(name)
+    config = models.load_config(ref)
+    model = ServedModel(served_name or ref.name, ref.snapshot, config.context_tokens, config.vocabulary_size)
+    return LoadedModel(model, models.load_tokenizer(ref))
+
+
+class Router:
+    """rpc.application.Application for one router. `load` is called once, off the event loop."""
+
+    service_names: Sequence[str] = (SERVICE_NAME,)
+
+    def __init__(self, frame: Frame, settings: RouterSettings, load: Callable[[], LoadedModel] | None = None) -> None:
+        self._frame = frame
+        self._settings = settings
+        self._load = load or (lambda: load_model(settings.model, settings.served_model_name))
+        self._metrics = RouterMetrics(frame.metrics)
+        self._thread = threading.get_ident()
+        self._parts: _Parts | None = None
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Adds InferenceService."""
+        server.add_generic_rpc_handlers((generic_handler(self._serving),))
+
+    async def start(self) -> None:
+        """Loads the tokenizer, finds members, takes the lease. Members and store may come later: they make nobody wait."""
+        loaded = await asyncio.to_thread(self._load)
+        self._parts = parts = _Parts(self._frame, self._settings, loaded, self._metrics)
+        loop = asyncio.get_running_loop()
+        self._metrics.gauges_from(lambda: self._gauges(parts, loop))
+        await parts.members.start()
+        await parts.upkeep.start()
+
+    def stalled(self, now: float) -> bool:
+        """Never: what a router does runs on the event loop that asks."""
+        return False
+
+    async def check(self) -> Books:
+        """Recounts everything that is held here and, in total, in the store."""
+        return Books() if self._parts is None else await self._parts.check()
+
+    def begin_drain(self) -> None:
+        """Refuses new requests from now on."""
+        if self._parts is not None:
+            self._parts.routes.begin_drain()
+
+    async def drained(self) -> None:
+        """Returns when no request runs."""
+        if self._parts is not None:
+            await self._parts.routes.drained()
+
+    async def stop(self) -> None:
+        """Ends what still runs with SHUTTING_DOWN, and everything else. Also after a start that failed."""
+        parts, self._parts = self._parts, None
+        if parts is not None:
+            await parts.close()
+
+    def _serving(self) -> InferenceServicer:
+        if self._parts is None:
+            raise loading(self._frame.name)
+        return self._parts.servicer
+
+    def _gauges(self, parts: "_Parts", loop: asyncio.AbstractEventLoop) -> RouterGauges:
+        """Called in the scrape's thread; the sets belong to the event loop."""
+        if threading.get_ident() == self._thread:
+            return parts.gauges()
+
+        async def count() -> RouterGauges:
+            return parts.gauges()
+
+        return asyncio.run_coroutine_threadsafe(count(), loop).result(_SCRAPE_S)
+
+
+class _Parts:
+    """Everything of a router that has started."""
+
+    def __init__(self, frame: Frame, settings: RouterSettings, loaded: LoadedModel, metrics: RouterMetrics) -> None:
+        name = f"{frame.name}@{frame.incarnation[:12]}"
+        self._settings = settings
+        self.store = RedisStore(settings.redis_settings(), name, _observer(metrics))
+        self.encoder = PromptEncoder(loaded.tokenizer, threads=settings.tokenise_threads, waiting=settings.tokenise_waiting)
+        self.members = Members(settings.members_settings(name), loaded.model, self._look)
+        self.admission = Admission(self.members, settings.admission_settings(), random.Random())
+        self.unwritten = UnwrittenEnds(self.store)
+        cell = Cell(
+            store=self.store,
+            admission=self.admission,
+            unwritten=self.unwritten,
+            retries=RetryBudget(settings.retry_share),
+            limits=settings.route_limits(),
+            metrics=metrics,
+            tracing=frame.tracing,
+        )
+        self.routes = Routes(cell)
+        self.upkeep = Upkeep(self.store, self.routes, self.unwritten)
+        canceller = Canceller(self.routes, settings.cancel_wait_s)
+        self.servicer = InferenceServicer(
+            Door(settings, loaded.model, self.encoder, self.members, self.routes, canceller, frame.tracing)
+        )
+
+    async def close(self) -> None:
+        """Requests first, then what they used."""
+        await self.routes.stop()
+        await self.upkeep.stop()
+        await self.members.close()
+        self.encoder.close()
+        await self.store.close()
+
+    async def check(self) -> Books:
+        """Counts and faults. Budgets of the store are totals of the cell, under store:LABEL."""
+        faults = [*self.admission.check(), *self.members.faults()]
+        books = {
+            "tickets": self.admission.tickets(),
+            "queue": len(self.admission.queue),
+            "queue_tokens": self.admission.queue.waiting_tokens,
+            "routes": len(self.routes),
+            "seats": self.routes.seats(),
+            "streams": self.routes.streams(),
+            "unsent_bytes": self.routes.unsent_bytes(),
+            "unwritten_ends": len(self.unwritten),
+            "prompts_being_tokenised": self.encoder.busy,
+        }
+        if books["tickets"] < books["seats"]:
+            faults.append(f"{books['seats']} seats are open, {books['tickets']} tickets are held")
+        try:
+            stored = await self.store.books()
+        except StoreUnavailable as away:
+            faults.append(f"the request store does not answer: {away}")
+        else:
+            books["store_live_requests"] = stored.live_requests
+            books["store_tombstones"] = stored.tombstones
+            books["reservations"] = sum(stored.reserved.values())
+            books.update({f"store:{label}": units for label, units in stored.reserved.items()})
+            faults.extend(stored.faults)
+        return Books(books, tuple(faults))
+
+    def gauges(self) -> RouterGauges:
+        """What is held now."""
+        now, waiting = time.monotonic(), self.admission.queue.statistics()
+        members = self.members.statistics()
+        return RouterGauges(
+            queued_requests={str(priority): count for priority, count in waiting.by_priority.items()},
+            oldest_queued_s={str(priority): now - at for priority, at in waiting.oldest_arrived_at.items()},
+            queued_prompt_tokens=waiting.tokens,
+            running_requests=self.routes.seats(),
+            open_tickets=self.admission.tickets(),
+            open_streams=self.routes.streams(),
+            members={role.value: members[f"{role.value}_usable"] + members[f"{role.value}_stale"] for role in Role},
+            stale_members={role.value: members[f"{role.value}_stale"] for role in Role},
+            leases=float(self.upkeep.holds_lease),
+        )
+
+    def _look(self) -> None:
+        """A member changed. (Members start before the first request, the admission is there by then.)"""
+        self.admission.look()
+
+
+def _observer(metrics: RouterMetrics) -> Callable[[str, float, bool], None]:
+    """Times and errors of the store's calls; those without a label of their own count as lease or get."""
+
+    def observe(call: str, seconds: float, failed: bool) -> None:
+        label = call if call in STORE_CALLS else _STORE_LABELS.get(call, "get")
+        metrics.store_latency.observe(seconds, label)
+        if failed:
+            metrics.store_errors.inc(1, label)
+
+    return observe
+
+
+#: Calls of upkeep, by the label under which they are counted.
+_STORE_LABELS = {"heartbeat": "lease", "leave": "lease", "reap": "adopt", "assert_live": "advance", "wait_ended": "get"}

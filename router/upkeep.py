@@ -1,0 +1,92 @@
+"""What a router does all the time: its lease, its live records, cancels noted elsewhere, requests of dead routers."""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+
+from router.keeping import UnwrittenEnds
+from router.routes import Routes
+from router.store import Store, StoreUnavailable
+
+_log = logging.getLogger(__name__)
+
+HEARTBEAT_S = 1.0
+#: Live records are written again that often: a store that lost its memory heals by itself.
+ASSERT_S = 5.0
+REAP_S = 2.0
+
+
+class Upkeep:
+    """Tasks that run as long as the router. A store that is away makes none of them fail."""
+
+    def __init__(self, store: Store, routes: Routes, unwritten: UnwrittenEnds) -> None:
+        self._store = store
+        self._routes = routes
+        self._unwritten = unwritten
+        self._tasks: list[asyncio.Task[None]] = []
+        self._away = False
+        self.lease_at = 0.0
+
+    async def start(self) -> None:
+        """Takes the lease, if the store answers, and starts the tasks."""
+        await self._try(self._heartbeat)
+        self._tasks = [
+            asyncio.create_task(self._every(HEARTBEAT_S, self._heartbeat), name="lease"),
+            asyncio.create_task(self._every(ASSERT_S, self._assert), name="live records"),
+            asyncio.create_task(self._every(REAP_S, self._reap), name="reaper"),
+            asyncio.create_task(self._hints(), name="cancel hints"),
+            asyncio.create_task(self._unwritten.run(), name="unwritten ends"),
+        ]
+
+    async def stop(self) -> None:
+        """Ends the tasks; ends that are still unwritten get one more try, then the lease is given up."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if not await self._unwritten.write():
+            _log.error("%d ends were not written: the store is away", len(self._unwritten))
+        await self._try(self._store.leave)
+
+    @property
+    def holds_lease(self) -> bool:
+        """Whether the lease was renewed lately."""
+        return time.monotonic() - self.lease_at < 5 * HEARTBEAT_S
+
+    async def _every(self, seconds: float, work: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            await asyncio.sleep(seconds * random.uniform(0.9, 1.1))
+            await self._try(work)
+
+    async def _try(self, work: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await work()
+        except StoreUnavailable as away:
+            if not self._away:
+                _log.warning("the request store is away: %s", away)
+            self._away = True
+        else:
+            if self._away:
+                _log.warning("the request store is back")
+            self._away = False
+
+    async def _heartbeat(self) -> None:
+        flagged = await self._store.heartbeat()
+        self.lease_at = time.monotonic()
+        self._routes.cancel_flagged(flagged)
+
+    async def _assert(self) -> None:
+        results = await self._store.assert_live(self._routes.live())
+        self._routes.cancel_flagged(request_id for request_id, result in results.items() if result.cancel_requested)
+
+    async def _reap(self) -> None:
+        report = await self._store.reap(time.time())
+        if report.ended or report.released:
+            _log.warning("reaped %d requests of %s and %d reservations", len(report.ended), report.dead_routers, report.released)
+
+    async def _hints(self) -> None:
+        async with aclosing(self._store.cancel_hints()) as hints:
+            async for request_id in hints:
+                self._routes.cancel_flagged([request_id])
