@@ -18,6 +18,7 @@ from typing import Protocol
 from text.errors import BadUtf8
 
 SPACE = b" "
+SURROGATE_LEAD, SURROGATE_SECOND = b"\xed", b"\xa0"  # U+D800 and up
 
 
 class Utf8Policy(Enum):
@@ -93,20 +94,19 @@ class TextStream(Protocol):
 class Detokeniser:
     """The text of one sequence over a byte table. A push that raises changes nothing."""
 
-    __slots__ = ("_at_start", "_decoder", "_policy", "_table")
+    __slots__ = ("_at_start", "_errors", "_pending", "_policy", "_table")
 
     def __init__(self, table: TokenBytes, policy: Utf8Policy = Utf8Policy.ERROR) -> None:
         self._table = table
         self._policy = policy
+        self._errors = "strict" if policy is Utf8Policy.ERROR else "ignore"
         self._at_start = table.leading is not LeadingSpace.KEEP
-        errors = "strict" if policy is Utf8Policy.ERROR else "ignore"
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors)
+        self._pending = b""
 
     @property
     def pending(self) -> bytes:
         """Bytes of a character that is not complete, at most three."""
-        held, _ = self._decoder.getstate()
-        return held
+        return self._pending
 
     def push(self, token_id: int) -> bytes:
         """See `TextStream.push`. Under ERROR it raises as soon as no later byte can repair the character."""
@@ -115,24 +115,33 @@ class Detokeniser:
             return b""
         if self._at_start:
             data = self._first(token_id, data)
+        data = self._pending + data
         try:
-            text = self._decoder.decode(data)
+            text, used = codecs.utf_8_decode(data, self._errors, False)
         except UnicodeDecodeError as error:
             raise BadUtf8(error.object[error.start : error.end], error.reason) from None
+        self._pending = self._without_surrogate(data[used:])
         self._at_start = False
         return text.encode()
 
     def finish(self, policy: Utf8Policy | None = None) -> bytes:
         """See `TextStream.finish`. A table stream holds only half characters back, so this gives b"" or raises."""
-        held = self.pending
-        if held and (policy or self._policy) is Utf8Policy.ERROR:
-            raise BadUtf8(held, "the output ends inside a character")
-        self._decoder.reset()
+        if self._pending and (policy or self._policy) is Utf8Policy.ERROR:
+            raise BadUtf8(self._pending, "the output ends inside a character")
+        self._pending = b""
         return b""
 
     def drop(self) -> None:
         """See `TextStream.drop`."""
-        self._decoder.reset()
+        self._pending = b""
+
+    def _without_surrogate(self, held: bytes) -> bytes:
+        """CPython waits for a third byte after the first two of a surrogate, though none makes them a character."""
+        if held[:1] != SURROGATE_LEAD or held[1:2] < SURROGATE_SECOND:
+            return held
+        if self._policy is Utf8Policy.ERROR:
+            raise BadUtf8(held, "surrogates are not allowed")
+        return b""
 
     def _first(self, token_id: int, data: bytes) -> bytes:
         if self._table.leading is LeadingSpace.FIRST_TOKEN:

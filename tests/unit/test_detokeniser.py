@@ -3,7 +3,7 @@
 from itertools import product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from text import BadUtf8, Detokeniser, LeadingSpace, TokenBytes, Utf8Policy
@@ -60,6 +60,25 @@ def test_b29_invalid_bytes_in_the_middle() -> None:
     assert strict.pending == b"\xe4\xbd"  # nothing changed
 
 
+@pytest.mark.parametrize("second", [b"\xa0", b"\xbf"])
+def test_b29_half_a_surrogate_is_bad_at_once(second: bytes) -> None:
+    tokens = [b"\xed", second, b"\x80", b"a"]
+    strict = Detokeniser(plain_table(tokens))
+    strict.push(0)
+    with pytest.raises(BadUtf8, match="surrogates"):
+        strict.push(1)
+    assert strict.pending == b"\xed"
+    dropping = Detokeniser(plain_table(tokens), Utf8Policy.DROP)
+    assert [dropping.push(token_id) for token_id in (0, 1)] == [b"", b""]
+    assert dropping.pending == b""
+    assert dropping.push(2) + dropping.push(3) == b"a"
+
+
+def test_the_last_character_before_the_surrogates_is_text() -> None:
+    stream = Detokeniser(plain_table([b"\xed\x9f", b"\xbf"]))
+    assert stream.push(0) + stream.push(1) == "\ud7ff".encode()
+
+
 def test_replacement_character_of_the_model_passes() -> None:
     """U+FFFD as the model's own valid bytes is text like any other."""
     stream = Detokeniser(plain_table(["�".encode()]))
@@ -107,7 +126,8 @@ def test_drop_equals_ignoring_decode_of_the_whole(tokens: list[bytes]) -> None:
 @given(
     st.lists(st.binary(min_size=1, max_size=1) | st.sampled_from([bytes([byte]) for byte in "é你🎉\ud7ff".encode()]), max_size=12)
 )
-@settings(deadline=None, max_examples=300)
+@example([b"\xed", b"\xa0"])
+@settings(deadline=None, max_examples=1000)
 def test_error_is_raised_exactly_when_it_is_certain(tokens: list[bytes]) -> None:
     stream, seen, sent = Detokeniser(plain_table(tokens)), b"", b""
     for token_id, data in enumerate(tokens):
