@@ -98,6 +98,7 @@ class RedisLink:
         self._observe = observe
         self._operations: dict[str, OperationStatistics] = {}
         self._available = True
+        tcp = {} if urlsplit(settings.url).scheme == "unix" else {"socket_keepalive": True}
         pool = BlockingConnectionPool.from_url(
             settings.url,
             max_connections=settings.max_connections,
@@ -106,9 +107,9 @@ class RedisLink:
             protocol=2,
             socket_timeout=settings.socket_timeout_s,
             socket_connect_timeout=settings.connect_timeout_s,
-            socket_keepalive=True,
             health_check_interval=15,
             retry=Retry(ExponentialWithJitterBackoff(base=0.01, cap=0.1), 1),
+            **tcp,
         )
         self.client: Redis = Redis.from_pool(pool)
 

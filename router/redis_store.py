@@ -47,14 +47,19 @@ _STALE = "stale"
 
 
 class RedisStore:
-    """`router.store.Store` on Redis 7.2 or Valkey. `router` is this router's name with its incarnation."""
+    """`router.store.Store` on Redis 7.2 or Valkey. `router` is this router's name with its incarnation.
 
-    def __init__(self, settings: RedisSettings, router: str, observe: Observe | None = None) -> None:
+    `link` is for tests that repeat, delay or lose calls.
+    """
+
+    def __init__(
+        self, settings: RedisSettings, router: str, observe: Observe | None = None, link: RedisLink | None = None
+    ) -> None:
         if not router or "\x1f" in router:
             raise ValueError("store: the router's name must not be empty")
         self.settings = settings
         self._router = router
-        self._link = RedisLink(settings, observe)
+        self._link = link or RedisLink(settings, observe)
         self._keys = Keys(settings.cell)
         # Rises over restarts too, should a router's name come back.
         self._revisions = itertools.count(time.time_ns() // 1000)
@@ -225,7 +230,7 @@ class RedisStore:
             claims = request.holds.claims if request.holds is not None else ()
             reply = await self._json(
                 "assert_live",
-                [keys.record(record.request_id), keys.reserved, keys.owned(self._router)],
+                [keys.record(record.request_id), keys.reserved, keys.owned(self._router), keys.cancels],
                 [
                     redis_codec.copy_text(record, next(self._revisions)),
                     redis_codec.claims_text(claims, tokens=redis_codec.phase(record) == "everything"),

@@ -1,5 +1,5 @@
 -- As advance, and heals: a record that is missing is made anew, what its attempt holds is held again.
--- KEYS: record, reserved, owned ids of the router
+-- KEYS: record, reserved, owned ids of the router, cancels
 -- ARGV: copy, claims, live_ttl_s
 local copy = cjson.decode(ARGV[1])
 local claims = cjson.decode(ARGV[2])
@@ -30,4 +30,8 @@ fields.holds = encode_list(holds)
 save(KEYS[1], record, fields, ARGV[3])
 redis.call('SADD', KEYS[3], id)
 redis.call('EXPIRE', KEYS[3], ARGV[3])
+if record.cancel_requested_at ~= '' then
+  redis.call('HSET', KEYS[4], id, record.router)
+  redis.call('EXPIRE', KEYS[4], ARGV[3])
+end
 return standing('applied', record)

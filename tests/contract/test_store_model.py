@@ -1,0 +1,313 @@
+"""The store against a dumb model: any interleaving of calls of two routers, each executed once to three times, and repeated
+again when it is long over, comes to what the model says."""
+
+import asyncio
+import itertools
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+
+from lifecycle.finish import Cause, Ending, FinishReason
+from lifecycle.record import RequestRecord
+from lifecycle.states import TABLE, TERMINAL, Event, State
+from router.redis_link import RedisLink, RedisSettings
+from router.redis_store import RedisStore
+from router.store import CancelOutcome, CreateOutcome, LiveRequest, Reservations, WriteOutcome, WriteResult
+from tests.redis_server import holds, new_cell, new_record, pages, redis_url, tokens
+
+__all__ = ["redis_url"]
+
+IDS = ("a", "b", "c", "d")
+ROUTERS = ("router-a", "router-b")
+PAGE_LIMIT, TOKEN_LIMIT = 10, 100
+LOSS = {State.ADMITTED: Event.REFUSED, State.PREFILLING: Event.PREFILL_LOST, State.DECODING: Event.DECODE_LOST}
+#: Events that go on towards an end, besides tickets, losses and cancels.
+FORWARD = (Event.ACCEPTED, Event.SENT, Event.COMMITTED, Event.STOPPED, Event.REFUSED)
+#: Calls whose late repetition is not guarded by the record (they say that the router lives), so they are repeated at once only.
+AT_ONCE = ("heartbeat",)
+
+
+class RepeatingLink(RedisLink):
+    """Runs each script as often as told, as a client does that gets no answer, and any earlier one again."""
+
+    def __init__(self, redis_settings: RedisSettings) -> None:
+        super().__init__(redis_settings)
+        self.times = 1
+        self.past: list[tuple[str, list[str], list[str | int | float]]] = []
+
+    async def run(self, name: str, keys: list[str], arguments: list[str | int | float]) -> object:
+        if name not in AT_ONCE:
+            self.past.append((name, keys, arguments))
+        for _ in range(self.times - 1):
+            await super().run(name, keys, arguments)
+        return await super().run(name, keys, arguments)
+
+    async def again(self, which: int) -> None:
+        """An earlier call reaches the server only now, or once more; nobody reads the answer."""
+        if self.past:
+            name, keys, arguments = self.past[which % len(self.past)]
+            await super().run(name, keys, arguments)
+
+
+@dataclass
+class Known:
+    """What the model knows about a request: the record as its owner has it, what it holds, whether a cancel is flagged."""
+
+    record: RequestRecord
+    held: dict[str, int] = field(default_factory=dict)
+    claims: Reservations | None = None
+    flagged: bool = False
+
+    @property
+    def live(self) -> bool:
+        return self.record.state not in TERMINAL
+
+    def settle(self) -> None:
+        """Give back what the state may not hold."""
+        if self.record.state in TERMINAL or self.record.state is State.QUEUED:
+            self.held, self.claims = {}, None
+        elif self.record.state is State.DECODING:
+            self.held = {label: units for label, units in self.held.items() if label.startswith("pages")}
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """One cell, two routers. `url` is set by the test."""
+
+    url = ""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.Runner()
+        self.clock = itertools.count(1000)
+        self.known: dict[str, Known] = {}
+        self.tombstones: set[str] = set()
+
+    @initialize()
+    def open(self) -> None:
+        where = RedisSettings(url=self.url, cell=new_cell())
+        self.links = {router: RepeatingLink(where) for router in ROUTERS}
+        self.stores = {router: RedisStore(where, router, link=self.links[router]) for router in ROUTERS}
+
+    def teardown(self) -> None:
+        for store in self.stores.values():
+            self.loop.run(store.close())
+        self.loop.close()
+
+    def run(self, router: str, times: int, call):
+        self.links[router].times = times
+        return self.loop.run(call)
+
+    def now(self) -> float:
+        return next(self.clock) + 0.125
+
+    def live(self, *states: State) -> list[str]:
+        """Ids of live requests, in one of the states if any are given."""
+        return sorted(name for name, k in self.known.items() if k.live and (not states or k.record.state in states))
+
+    def pick(self, data: st.DataObject, *states: State) -> tuple[Known, RedisStore]:
+        known = self.known[data.draw(st.sampled_from(self.live(*states)))]
+        return known, self.stores[known.record.router]
+
+    ids = st.sampled_from(IDS)
+    routers = st.sampled_from(ROUTERS)
+    members = st.sampled_from(["decode-0", "decode-1"])
+    times = st.integers(1, 3)
+
+    @rule(request_id=ids, router=routers, times=times, body=st.sampled_from(["body", "body", "other"]))
+    def create(self, request_id: str, router: str, times: int, body: str) -> None:
+        record = new_record(request_id, router, fingerprint=body, at=self.now())
+        result = self.run(router, times, self.stores[router].create(record))
+        known = self.known.get(request_id)
+        if known is not None:
+            same = known.record.fingerprint == body
+            assert result.outcome is (CreateOutcome.EXISTING if same else CreateOutcome.CONFLICT)
+        elif request_id in self.tombstones:
+            assert result.outcome is CreateOutcome.ALREADY_CANCELLED
+            assert result.record.state is State.CANCELLED
+            self.tombstones.discard(request_id)
+            self.known[request_id] = Known(result.record, flagged=True)
+        else:
+            assert result.outcome is CreateOutcome.CREATED
+            assert result.record == record
+            self.known[request_id] = Known(record)
+            # Half of the requests are queued right away, so that more of the steps are about running ones.
+            if body == "body" and times > 1:
+                record.advance(Event.ACCEPTED, self.now())
+                assert self.run(router, times, self.stores[router].advance(record)).applied
+
+    @precondition(lambda self: self.live(State.QUEUED))
+    @rule(times=times, amount=st.integers(0, 7), member=members, data=st.data())
+    def admit(self, times: int, amount: int, member: str, data: st.DataObject) -> None:
+        known, store = self.pick(data, State.QUEUED)
+        attempt, wanted = known.record.attempt, self.wanted(amount, member)
+        result = self.run(known.record.router, times, store.admit(known.record, wanted, self.now()))
+        self.placed(known, wanted, attempt, result)
+
+    @precondition(lambda self: self.live(*LOSS))
+    @rule(times=times, amount=st.integers(0, 7), member=members, nowhere=st.booleans(), data=st.data())
+    def retry(self, times: int, amount: int, member: str, nowhere: bool, data: st.DataObject) -> None:
+        known, store = self.pick(data, *LOSS)
+        record, attempt, wanted = known.record, known.record.attempt, self.wanted(amount, member)
+        offered = None if nowhere else wanted
+        result = self.run(record.router, times, store.retry(record, LOSS[record.state], offered, self.now()))
+        known.held, known.claims = {}, None
+        if nowhere:
+            assert result.applied
+            assert (record.state, record.attempt) == (State.QUEUED, attempt + 1)
+        else:
+            self.placed(known, wanted, attempt + 1, result)
+
+    def wanted(self, amount: int, member: str) -> Reservations:
+        return holds(pages(amount, PAGE_LIMIT, member), tokens(amount * 9, TOKEN_LIMIT), decode=member)
+
+    def placed(self, known: Known, wanted: Reservations, attempt: int, result: WriteResult) -> None:
+        """An attempt was to be placed: it was if all fits beside what the others hold."""
+        record = known.record
+        fits = all(self.total(claim.budget.label) + claim.amount <= claim.limit for claim in wanted.claims)
+        assert result.outcome is (WriteOutcome.APPLIED if fits else WriteOutcome.SHORT)
+        assert result.cancel_requested is known.flagged
+        assert record.state is (State.ADMITTED if fits else State.QUEUED)
+        assert record.attempt == attempt
+        if fits:
+            known.held = {claim.budget.label: claim.amount for claim in wanted.claims if claim.amount}
+            known.claims = wanted
+
+    @precondition(lambda self: self.live())
+    @rule(times=times, steps=st.integers(1, 3), data=st.data())
+    def advance(self, times: int, steps: int, data: st.DataObject) -> None:
+        known, store = self.pick(data)
+        for _ in range(steps):
+            events = [event for event in FORWARD if (known.record.state, event) in TABLE]
+            if known.flagged and (known.record.state, Event.CANCEL) in TABLE:
+                events.append(Event.CANCEL)
+            if events:
+                known.record.advance(data.draw(st.sampled_from(events)), self.now())
+                known.settle()
+        result = self.run(known.record.router, times, store.advance(known.record))
+        assert result.applied
+        assert result.state is known.record.state
+
+    @precondition(lambda self: self.live())
+    @rule(times=times)
+    def owners_assert_what_lives(self, times: int) -> None:
+        for router in ROUTERS:
+            live = [LiveRequest(k.record, k.claims) for k in self.known.values() if k.live and k.record.router == router]
+            results = self.run(router, times, self.stores[router].assert_live(live))
+            assert all(result.applied for result in results.values())
+            assert len(results) == len(live)
+
+    @precondition(lambda self: self.live())
+    @rule(times=times, data=st.data())
+    def finish(self, times: int, data: st.DataObject) -> None:
+        known, store = self.pick(data)
+        record = known.record
+        if record.state is State.DECODING:
+            record.advance(Event.STOPPED, self.now())
+        ways = {
+            State.DRAINING: (Event.DELIVERED, FinishReason.EOS),
+            State.CANCEL_REQUESTED: (Event.RELEASED, FinishReason.CANCELLED),
+        }
+        event, reason = ways.get(record.state, (Event.FAIL, FinishReason.MODEL_ERROR))
+        record.advance(event, self.now())
+        record.ending = Ending(reason, Cause.NONE)
+        known.settle()
+        result = self.run(record.router, times, store.finish(record))
+        assert result.won
+        assert result.record == record
+
+    @rule(request_id=ids, router=routers, times=times)
+    def cancel(self, request_id: str, router: str, times: int) -> None:
+        at = self.now()
+        result = self.run(router, times, self.stores[router].request_cancel(request_id, "reason", at))
+        known = self.known.get(request_id)
+        if known is None:
+            self.tombstones.add(request_id)
+            assert (result.outcome, result.state) == (CancelOutcome.ACCEPTED, None)
+        elif known.live:
+            assert (result.outcome, result.state) == (CancelOutcome.ACCEPTED, known.record.state)
+            assert result.owner == known.record.router
+            if not known.flagged:
+                known.flagged = True
+                known.record.cancel_requested_at, known.record.cancel_reason = at, "reason"
+        else:
+            assert (result.outcome, result.ending) == (CancelOutcome.ALREADY_ENDED, known.record.ending)
+
+    @rule(router=routers)
+    def heartbeat(self, router: str) -> None:
+        flagged = {name for name, known in self.known.items() if known.live and known.flagged and known.record.router == router}
+        assert self.run(router, 2, self.stores[router].heartbeat()) == flagged
+
+    @precondition(lambda self: self.live())
+    @rule(router=routers, which=st.integers(0, 1000))
+    def something_comes_late(self, router: str, which: int) -> None:
+        self.loop.run(self.links[router].again(which))
+
+    @rule(dead=routers, times=times)
+    def router_dies(self, dead: str, times: int) -> None:
+        other = next(router for router in ROUTERS if router != dead)
+        self.run(dead, 1, self.stores[dead].leave())
+        self.run(other, 1, self.stores[other].heartbeat())
+        mine = {name for name, known in self.known.items() if known.live and known.record.router == dead}
+        at = self.now()
+        report = self.run(other, 1, self.stores[other].reap(at))
+        assert set(report.ended) == mine
+        for name in mine:
+            known = self.known[name]
+            stored = self.loop.run(self.stores[other].get(name))
+            assert stored is not None
+            assert stored.state is (State.CANCELLED if known.flagged else State.FAILED)
+            known.record = stored
+            known.settle()
+        self.run(dead, times, self.stores[dead].heartbeat())
+
+    @precondition(lambda self: self.live())
+    @rule(times=times)
+    def memory_is_lost(self, times: int) -> None:
+        link = self.links[ROUTERS[0]]
+
+        async def forget() -> None:
+            keys = [key async for key in link.client.scan_iter(match=f"{{{link.settings.cell}}}:*")]
+            if keys:
+                await link.client.delete(*keys)
+            await link.client.script_flush()
+
+        self.loop.run(forget())
+        self.tombstones.clear()
+        self.known = {name: known for name, known in self.known.items() if known.live}
+        for other in self.links.values():
+            other.past.clear()
+        self.owners_assert_what_lives(times)
+        for router in ROUTERS:
+            self.run(router, 1, self.stores[router].heartbeat())
+
+    def total(self, label: str) -> int:
+        return sum(known.held.get(label, 0) for known in self.known.values())
+
+    @invariant()
+    def store_equals_model(self) -> None:
+        if not hasattr(self, "stores"):
+            return
+        store = self.stores[ROUTERS[0]]
+        for request_id in IDS:
+            known = self.known.get(request_id)
+            assert self.loop.run(store.get(request_id)) == (known and known.record)
+        books = self.loop.run(store.books())
+        labels = {label for known in self.known.values() for label in known.held}
+        assert books.reserved == {label: self.total(label) for label in labels}
+        assert books.faults == ()
+        assert books.live_requests == sum(known.live for known in self.known.values())
+        assert books.tombstones == len(self.tombstones)
+
+
+@pytest.mark.slow
+def test_any_interleaving_equals_the_model(redis_url: str) -> None:
+    machine = type("Machine", (StoreMachine,), {"url": redis_url})
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True
+        ),
+    )
