@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 
@@ -24,13 +25,21 @@ _ANSWERS = {
 
 
 class Drains:
-    """`answer` gets the end of each try, on the event loop. Tries are as many as grants are open, which is bounded."""
+    """`answer` gets the end of each try, on the event loop; `answered_after` the seconds of those that were answered.
+
+    Tries are as many as grants are open, which is bounded.
+    """
 
     def __init__(
-        self, dial: Callable[[str], grpc.aio.Channel], answer: Callable[[DrainAnswered], None], timeout_s: float
+        self,
+        dial: Callable[[str], grpc.aio.Channel],
+        answer: Callable[[DrainAnswered], None],
+        answered_after: Callable[[float], None],
+        timeout_s: float,
     ) -> None:
         self._dial = dial
         self._answer = answer
+        self._answered_after = answered_after
         self._timeout_s = timeout_s
         self._channels: OrderedDict[str, grpc.aio.Channel] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -62,7 +71,9 @@ class Drains:
         try:
             stub = pb_grpc.PrefillServiceStub(await self._channel(order.writer.address))
             request = pb.DrainRequest(grant_id=bytes.fromhex(order.grant_id), incarnation=order.writer.incarnation)
+            asked_at = time.monotonic()
             response = await stub.Drain(request, timeout=self._timeout_s)
+            self._answered_after(time.monotonic() - asked_at)
             answer = _ANSWERS.get(response.state, DrainAnswer.SILENT)
         except grpc.aio.AioRpcError as error:
             _LOG.warning(

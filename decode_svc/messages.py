@@ -187,6 +187,26 @@ class SeatReport:
     prompt_here: bool
     released: Mapping[str, int]
 
+    @classmethod
+    def unknown(cls, opened_at: float, now: float) -> "SeatReport":
+        """Of a seat whose engine broke: nothing but its start and its end is known."""
+        return cls(
+            opened_at=opened_at,
+            granted_at=None,
+            begun_at=None,
+            ready_at=None,
+            first_token_at=None,
+            last_token_at=None,
+            ended_at=now,
+            stop_hold_s=0.0,
+            held_bytes=0,
+            cancel_requested_at=None,
+            cancel_observed_at=None,
+            cancel_effective_at=None,
+            prompt_here=True,
+            released={},
+        )
+
 
 class SeatEnded(NamedTuple):
     """The end of a seat; nothing about it follows."""

@@ -21,31 +21,29 @@ FIRST_MESSAGE_S = 10.0
 class DecodeServicer(pb_grpc.DecodeServiceServicer):
     """Turns calls into commands for the engine thread, and what a stream's log publishes into responses."""
 
-    def __init__(
-        self,
-        me: Identity,
-        eos_ids: frozenset[int],
-        inbox: Inbox[Command],
-        streams: Streams,
-        refused: Callable[[str], None],
-    ) -> None:
-        self._me = me
-        self._eos_ids = eos_ids
+    def __init__(self, inbox: Inbox[Command], streams: Streams, refused: Callable[[str], None]) -> None:
+        self._model: tuple[Identity, frozenset[int]] | None = None
         self._inbox = inbox
         self._streams = streams
         self._refused = refused
 
+    def open(self, me: Identity, eos_ids: frozenset[int]) -> None:
+        """Calls can be served from now on; `eos_ids`: the model's end tokens."""
+        self._model = (me, eos_ids)
+
     async def Decode(self, request_iterator: Any, context: Any) -> None:  # noqa: N802  (the name that gRPC calls)
         """See decode.proto."""
+        assert self._model is not None, "a call came before the member was opened"
+        me, eos_ids = self._model
         requests = aiter(request_iterator)
         message = await self._first(requests)
         received_at = time.monotonic()
         wire.check_shape(message)
-        refusal = mismatch(self._me, message.incarnation, message.model_snapshot, wire.total_tokens(message))
+        refusal = mismatch(me, message.incarnation, message.model_snapshot, wire.total_tokens(message))
         if refusal is not None:
             await self._refuse(context, SeatRefused(0, refusal.reason, refusal.detail, refusal.retryable))
             return
-        request = wire.parse_open(message, self._me, self._eos_ids)
+        request = wire.parse_open(message, me, eos_ids)
         origin = SeatOrigin(
             key=request.spec.key,
             traceparent=request.traceparent,
@@ -53,6 +51,7 @@ class DecodeServicer(pb_grpc.DecodeServiceServicer):
             inter_token_s=request.limits.inter_token_s,
             first_sequence_no=request.first_sequence_no,
             sends_output=request.sends_output,
+            prompt_tokens=len(request.spec.prompt_token_ids),
             prefill_member=request.prefill.member if request.prefill is not None else "",
         )
         with self._streams.seat(origin) as stream:
@@ -123,17 +122,26 @@ class DecodeServicer(pb_grpc.DecodeServiceServicer):
             stream.news.clear()
             if stream.broken:
                 raise invalid_argument([Violation("message", stream.broken, "OUT_OF_ORDER")], "OUT_OF_ORDER")
-            for event in stream.take_before_output():
+            if await self._write_what_waits(stream, context):
+                return
+
+    async def _write_what_waits(self, stream: SeatStream, context: Any) -> bool:
+        """Write until nothing waits; True when the terminal was written. While a write is awaited more may come."""
+        while True:
+            event = stream.next_before_output()
+            if event is not None:
                 await context.write(wire.granted(event) if isinstance(event, SeatGranted) else wire.committed(event))
-            while (published := stream.begin_write(time.monotonic())) is not None:
+                continue
+            published = stream.begin_write(time.monotonic())
+            if published is not None:
                 await context.write(wire.output(published))
                 taken = stream.end_write()
                 if taken is not None:
                     self._inbox.put_always(taken)
+                continue
             terminal = stream.log.terminal()
             if isinstance(terminal, SeatEnded):
                 await context.write(wire.ended(terminal, stream.log.next_sequence_no, stream.log.whole_text()))
-                return
-            if terminal is not None:
+            elif terminal is not None:
                 await context.write(wire.refused(terminal))
-                return
+            return terminal is not None

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ class SeatOrigin:
     inter_token_s: float | None
     first_sequence_no: int
     sends_output: bool
+    prompt_tokens: int
     prefill_member: str
 
 
@@ -66,7 +68,7 @@ class SeatStream:
         self.ended_at: float | None = None
         self._high_water_bytes = high_water_bytes
         self._credit = Credit(high_water_bytes)
-        self._before_output: list[SeatGranted | PromptReady] = []
+        self._before_output: deque[SeatGranted | PromptReady] = deque()
         self._writing: Published | None = None
         self._writing_since: float | None = None
 
@@ -95,10 +97,9 @@ class SeatStream:
         if self.patience is not None:
             self.patience.reschedule(0.0)
 
-    def take_before_output(self) -> list[SeatGranted | PromptReady]:
-        """What comes before any output."""
-        taken, self._before_output = self._before_output, []
-        return taken
+    def next_before_output(self) -> SeatGranted | PromptReady | None:
+        """The next of what comes before any output."""
+        return self._before_output.popleft() if self._before_output else None
 
     def begin_write(self, now: float) -> Published | None:
         """The next delta, numbered; None when there is none."""
@@ -138,6 +139,7 @@ class Streams:
         self._tell = tell
         self._numbers = itertools.count(1)
         self._streams: dict[int, SeatStream] = {}
+        self._none_left = asyncio.Event()
 
     @contextmanager
     def seat(self, origin: SeatOrigin) -> Iterator[SeatStream]:
@@ -151,7 +153,7 @@ class Streams:
                 stream.state = StreamState.CALL_GONE
                 self.end(stream, _GONE, self._clock())
             else:
-                del self._streams[stream.number]
+                self._remove(stream)
 
     def forget(self, stream: SeatStream) -> None:
         """The seat never reached the engine: nothing will come for it."""
@@ -170,7 +172,7 @@ class Streams:
             return None
         stream.deliver(event, now)
         if stream.state is StreamState.CALL_GONE and stream.log.ended:
-            del self._streams[event.seat]
+            self._remove(stream)
         return stream
 
     def look_after(self, now: float, linger_s: float) -> None:
@@ -183,6 +185,17 @@ class Streams:
             since, limit_s = stream.not_taken_since(), stream.origin.inter_token_s
             if since is not None and limit_s is not None and now - since >= limit_s and not stream.behind:
                 self.end(stream, _NOT_TAKEN, None)
+
+    async def wait_until_none(self) -> None:
+        """Return when there is no stream."""
+        while self._streams:
+            self._none_left.clear()
+            await self._none_left.wait()
+
+    def _remove(self, stream: SeatStream) -> None:
+        del self._streams[stream.number]
+        if not self._streams:
+            self._none_left.set()
 
     def open(self) -> list[SeatStream]:
         """Streams whose seat has not ended."""

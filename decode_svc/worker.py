@@ -89,10 +89,15 @@ class DecodeWorker:
         commands = self._inbox.drain()
         self._scheduler.accept(commands, started_at)
         plan = self._scheduler.next_batch(started_at)
-        times = self._run(plan, started_at) if plan is not None else None
         self._dirty = self._dirty or bool(commands) or plan is not None
-        self._errands_and_outbox(times, more=plan is not None)
-        return plan is not None
+        if plan is None:
+            self._tell(None, more=False)
+            return False
+        if commands:
+            # Answers to what came in do not wait for the step.
+            self._tell(None, more=True)
+        self._tell(self._run(plan, started_at), more=True)
+        return True
 
     def next_wake(self) -> float | None:
         """When a turn is due although nothing arrives, in monotonic seconds."""
@@ -147,7 +152,8 @@ class DecodeWorker:
             self._prompt_tokens_per_s = rate if known == 0.0 else known + RATE_WEIGHT * (rate - known)
         return times
 
-    def _errands_and_outbox(self, times: StepTimes | None, *, more: bool) -> None:
+    def _tell(self, times: StepTimes | None, *, more: bool) -> None:
+        """Run errands and publish what there is; `more`: another step follows at once."""
         started_at = time.monotonic()
         drains = []
         for errand in self._scheduler.take_errands():
@@ -169,4 +175,5 @@ class DecodeWorker:
         events = self._scheduler.take_events()
         if events or drains or times is not None or snapshot is not None:
             self._ports.publish(Outbox(events, drains, times, snapshot))
+        if times is not None:
             self._publish_s = time.monotonic() - started_at

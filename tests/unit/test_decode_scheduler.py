@@ -71,7 +71,7 @@ def test_conformance_b_cancel_between_start_and_end_of_a_step() -> None:
 def test_conformance_c_characters_cut_by_tokens() -> None:
     said = bytes.fromhex("e4bda0e5a5bd454e44")
     world = World(model=lambda seat: said[seat.sequence.selected_tokens])
-    seat = world.open(max_output_tokens=16, stops=(b"END",))
+    world.open(max_output_tokens=16, stops=(b"END",))
     world.run()
     texts = [event.text for event in world.events if isinstance(event, OutputMade) and event.text]
     assert texts == ["你".encode(), "好".encode()]

@@ -1,0 +1,257 @@
+"""A decode member within the test's process, over a real gRPC server, with a scripted model and the memory transport.
+
+Beside it a writer that plays a prefill member: it computes prompts with a scripted model of its own and pushes them.
+"""
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+
+from decode_svc.config import DecodeSettings
+from decode_svc.service import DecodeService, Parts
+from engine.batch import Batch, Rows
+from engine.landing import LandingRows
+from kv_transfer.memory import MemoryFabric, MemoryReceiver, MemorySender
+from kv_transfer.offer import Grant, LayoutView, Slab, grant_from_proto
+from kv_transfer.plan import SourceMemory, plan
+from member.process import open_member
+from rpc.application import Frame
+from rpc.channels import internal_channel
+from tandem.pools.v1 import decode_pb2, decode_pb2_grpc, grant_pb2, member_pb2, member_pb2_grpc, prefill_pb2, prefill_pb2_grpc
+from tandem.v1 import inference_pb2
+from tests.scripted import ScriptedRunner, ScriptedTokenizer
+
+WAIT_S = 10.0
+
+
+def _slab(memory: Any) -> Slab:
+    return Slab(memory.address, memory.size_bytes, memory.unit_bytes)
+
+
+class Writer(prefill_pb2_grpc.PrefillServiceServicer):
+    """Plays a prefill member. `drained`: what it answers to Drain; `silent` makes it not answer at all."""
+
+    def __init__(self, fabric: MemoryFabric, like: ScriptedRunner, incarnation: str = "writer-1") -> None:
+        self.incarnation = incarnation
+        self.address = ""
+        self.drains: list[str] = []
+        self.state = prefill_pb2.DRAIN_STATE_DRAINED
+        self.silent = False
+        self._runner = ScriptedRunner(like.vocabulary_size, like.outputs, page_tokens=like.page_tokens, total_pages=64)
+        self._staging = LandingRows(2, like.vocabulary_size)
+        self._slabs = (_slab(self._runner.slabs[0]), _slab(self._staging.slab))
+        self._sender = MemorySender(fabric, "writer", self._slabs)
+        self._pushes = 0
+
+    @property
+    def peer(self) -> grant_pb2.Peer:
+        """As an Open names it."""
+        return grant_pb2.Peer(member="prefill-0", incarnation=self.incarnation, address=self.address)
+
+    @property
+    def view(self) -> LayoutView:
+        """The layout of both sides."""
+        return LayoutView(self._runner.layout.fingerprint, (self._runner.page_tokens,))
+
+    async def Drain(self, request: Any, context: Any) -> Any:  # noqa: N802
+        """See prefill.proto."""
+        self.drains.append(request.grant_id.hex())
+        if self.silent:
+            await asyncio.sleep(WAIT_S)
+        return prefill_pb2.DrainResponse(state=self.state)
+
+    def fill(self, message: grant_pb2.Grant, prompt: Sequence[int], parts: int | None = None) -> Grant:
+        """Compute a prompt and push it, or only its first `parts` parts."""
+        grant = grant_from_proto(message, self.view)
+        pages = list(range(1, 2 + len(prompt) // self._runner.page_tokens))
+        logits = self._runner.run(Batch((Rows("prompt", tuple(prompt), 0, (pages,), True),)))
+        self._staging.row(0).copy_(logits[0])
+        handover = plan(grant, SourceMemory(self.view, self._slabs[:1], self._slabs[1]))
+        self._sender.connect(grant.endpoint)
+        for part in range(len(handover.parts) if parts is None else parts):
+            self._pushes += 1
+            self._sender.post(handover.push(self._pushes, part, (pages,), 0))
+        while self._sender.in_flight:
+            self._sender.poll()
+        return grant
+
+
+@dataclass
+class Seat:
+    """One open Decode call and everything that came on it."""
+
+    call: Any
+    granted: Any = None
+    refused: Any = None
+    committed: Any = None
+    ended: Any = None
+    outputs: list[Any] = field(default_factory=list)
+    deltas: list[Any] = field(default_factory=list)
+    order: list[str] = field(default_factory=list)
+
+    async def next(self) -> str:
+        """The next response; its kind, or "" at the end of the call."""
+        async with asyncio.timeout(WAIT_S):
+            response = await self.call.read()
+        if response is grpc.aio.EOF:
+            return ""
+        kind: str = response.WhichOneof("event")
+        value = getattr(response, kind)
+        self.order.append(kind)
+        if kind == "output":
+            self.outputs.append(value)
+            event = inference_pb2.GenerateResponse.FromString(value.response)
+            assert event.sequence_no + 1 == value.next_sequence_no
+            assert value.text_bytes == len(event.delta.text.encode())
+            assert value.returned_tokens == len(event.delta.token_ids)
+            self.deltas.append(event)
+        else:
+            assert getattr(self, kind) is None, f"a second {kind}"
+            setattr(self, kind, value)
+        return kind
+
+    async def until(self, kind: str) -> Any:
+        """Read up to the first response of a kind."""
+        while (found := await self.next()) != kind:
+            assert found, f"the call ended before {kind}: {self.order}"
+        return self.outputs[-1] if kind == "output" else getattr(self, kind)
+
+    async def finish(self) -> "Seat":
+        """Read to the end of the call; the terminal is last and numbers rise by one."""
+        while await self.next():
+            pass
+        assert self.order[-1] in ("ended", "refused")
+        numbers = [event.sequence_no for event in self.deltas]
+        assert numbers == list(range(numbers[0], numbers[0] + len(numbers))) if numbers else True
+        if self.ended is not None and numbers:
+            assert self.ended.next_sequence_no == numbers[-1] + 1
+        return self
+
+    async def send(self, **message: Any) -> None:
+        """One more request on the call."""
+        await self.call.write(decode_pb2.DecodeRequest(**message))
+
+    @property
+    def text(self) -> str:
+        """All text of the deltas."""
+        return "".join(event.delta.text for event in self.deltas)
+
+    @property
+    def texts(self) -> list[str]:
+        """The text of each delta."""
+        return [event.delta.text for event in self.deltas]
+
+
+@dataclass
+class Member:
+    """A running decode member and what a test needs of it."""
+
+    frame: Frame
+    service: DecodeService
+    process: Any
+    runner: ScriptedRunner
+    tokenizer: ScriptedTokenizer
+    fabric: MemoryFabric
+    writer: Writer
+    stub: Any
+    admin: Any
+    channel: grpc.aio.Channel
+    numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+
+    def message(self, prompt: Sequence[int], **changes: Any) -> decode_pb2.Open:
+        """An Open, with the defaults of a router."""
+        fields: dict[str, Any] = {
+            "key": grant_pb2.AttemptKey(request_id=f"request-{next(self.numbers)}", attempt=1),
+            "model_snapshot": self.runner.layout.model_snapshot,
+            "incarnation": self.frame.incarnation,
+            "prompt_token_ids": prompt,
+            "sampling": inference_pb2.SamplingParams(temperature=0.0, seed=1),
+            "max_output_tokens": 8,
+            "first_sequence_no": 1,
+        }
+        return decode_pb2.Open(**{**fields, **changes})
+
+    async def open(self, prompt: Sequence[int], **changes: Any) -> Seat:
+        """Open a seat."""
+        seat = Seat(self.stub.Decode())
+        await seat.send(open=self.message(prompt, **changes))
+        return seat
+
+    async def books(self) -> Mapping[str, int]:
+        """The recount; it must find no fault."""
+        response = await self.admin.Check(member_pb2.CheckRequest())
+        assert list(response.faults) == []
+        return dict(response.books)
+
+    async def until_books(self, holds: Callable[[Mapping[str, int]], bool]) -> Mapping[str, int]:
+        """Recount until something holds."""
+        async with asyncio.timeout(WAIT_S):
+            while not holds(books := await self.books()):
+                await asyncio.sleep(0.005)
+        return books
+
+    async def step_with(self, waiting: int = 1) -> None:
+        """Let one held step through once so many messages wait for its end."""
+        async with asyncio.timeout(WAIT_S):
+            while self.service.inbox.statistics().waiting < waiting:
+                await asyncio.sleep(0.001)
+        self.runner.gate.step()
+
+    async def until_noted(self) -> None:
+        """Wait until a cancel of the only seat has reached the engine's inbox."""
+        async with asyncio.timeout(WAIT_S):
+            while not any(stream.asked_to_end for stream in self.service.streams.open()):
+                await asyncio.sleep(0.001)
+
+    async def assert_empty(self) -> None:
+        """Nothing is held any more."""
+        books = await self.until_books(lambda b: b["streams"] == 0 and b["grants_open"] == 0 and b["seats"] == 0)
+        assert books["pages_free"] == books["pages_total"]
+        held = {k: v for k, v in books.items() if k not in ("pages_free", "pages_total") and v}
+        assert held == {}
+
+
+@contextlib.asynccontextmanager
+async def decode_member(
+    outputs: Mapping[tuple[int, ...], Sequence[int]] | None = None,
+    *,
+    words: Sequence[bytes] = (),
+    otherwise: Callable[[tuple[int, ...]], int] | None = None,
+    total_pages: int = 64,
+    **settings: Any,
+) -> AsyncIterator[Member]:
+    """A member, from its start to its end; `settings` are DecodeSettings."""
+    tokenizer = ScriptedTokenizer(words)
+    runner = ScriptedRunner(tokenizer.vocabulary_size, outputs, otherwise=otherwise, total_pages=total_pages)
+    fabric = MemoryFabric()
+    writer = Writer(fabric, runner)
+    made: list[DecodeService] = []
+    chosen = DecodeSettings(
+        **{"listen": "127.0.0.1:0", "transport": "memory", "metrics_port": None, "drain_settle_s": 0.0, **settings}
+    )
+
+    def build(frame: Frame) -> DecodeService:
+        parts = Parts(lambda: runner, lambda: tokenizer, lambda name, slabs: MemoryReceiver(fabric, name, slabs), "scripted")
+        made.append(DecodeService(frame, chosen, parts))
+        return made[0]
+
+    async with contextlib.AsyncExitStack() as stack:
+        peer_server = grpc.aio.server()
+        prefill_pb2_grpc.add_PrefillServiceServicer_to_server(writer, peer_server)
+        writer.address = f"127.0.0.1:{peer_server.add_insecure_port('127.0.0.1:0')}"
+        await peer_server.start()
+        stack.push_async_callback(peer_server.stop, None)
+        process = open_member(build, chosen, "decode")
+        stack.push_async_callback(process.close)
+        frame = await process.open()
+        channel = internal_channel(frame.address)
+        stack.push_async_callback(channel.close, None)
+        stack.callback(runner.gate.release)
+        stub = decode_pb2_grpc.DecodeServiceStub(channel)
+        admin = member_pb2_grpc.AdminServiceStub(channel)
+        yield Member(frame, made[0], process, runner, tokenizer, fabric, writer, stub, admin, channel)
