@@ -82,7 +82,7 @@ class Inbox(Generic[T]):
     def wait(self, timeout_s: float | None) -> bool:
         """Block until something is there, `wake` was called or the time is over; True when a message is there."""
         with self._wakeup:
-            self._wakeup.wait_for(lambda: bool(self._items) or self._woken or self._closed, timeout_s)
+            self._wakeup.wait_for(lambda: bool(self._items) or self._woken, timeout_s)
             self._woken = False
             return bool(self._items)
 
@@ -96,6 +96,7 @@ class Inbox(Generic[T]):
         """Refuse everything from now on. What is there can still be drained."""
         with self._wakeup:
             self._closed = True
+            self._woken = True
             self._wakeup.notify()
 
     def statistics(self) -> InboxStatistics:

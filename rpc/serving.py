@@ -27,6 +27,7 @@ from rpc.reflection import add_reflection
 from rpc.server_settings import ServerSettings
 from rpc.status import StatusError, loading
 from tandem.pools.v1 import member_pb2_grpc
+from telemetry import names
 from telemetry.logs import setup_logging
 from telemetry.process_metrics import LoopLag, RpcMetrics
 from telemetry.registry import MetricsRegistry, MetricsServer
@@ -78,6 +79,8 @@ class Process:
         self.metrics_port: int | None = None
         #: Something could not be stopped: only the end of the interpreter ends it.
         self.stuck = False
+        #: Why it could not start; "" otherwise.
+        self.failure = ""
 
     async def open(self) -> Frame:
         """Bind, build, start, become ready. Whatever it raises, `close` is still to be called."""
@@ -89,7 +92,7 @@ class Process:
         address = _bind(server, settings)
         self._closers.append(lambda: server.stop(SERVER_GRACE_S))
         name = settings.name or f"{self._kind}-{address}"
-        resource = {"service.version": _version(), "service.instance.id": incarnation, "tandem.member": name}
+        resource = {"service.version": _version(), "service.instance.id": incarnation, names.MEMBER: name}
         tracing = setup_tracing(f"tandem-{self._kind}", settings.otlp_endpoint or None, resource=resource)
         self._closers.insert(0, lambda: asyncio.to_thread(tracing.shutdown, FLUSH_S))
         if settings.metrics_port is not None:
@@ -121,7 +124,7 @@ class Process:
                 return ExitCode.CRASHED if self._crash else ExitCode.OK
             if (failure := opening.exception()) is not None:
                 _LOG.error("%s cannot start: %s", self._kind, failure, exc_info=failure)
-                print(f"tandem {self._kind}: cannot start: {failure}", file=sys.stderr)
+                self.failure = str(failure)
                 return ExitCode.START_FAILED
             self._tell_ready(opening.result())
             await ended
@@ -202,12 +205,12 @@ class Process:
     async def _add_services(self, server: grpc.aio.Server, application: Application) -> None:
         application.add_to(server)
         member_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(application.check), server)
-        names = [*application.service_names, admin.SERVICE_NAME]
-        self._gated = frozenset(names)
+        served = [*application.service_names, admin.SERVICE_NAME]
+        self._gated = frozenset(served)
         self.health = Health(application.service_names)
         await self.health.open(server)
         if self._settings.reflection:
-            add_reflection(server, [*names, self.health.service_name])
+            add_reflection(server, [*served, self.health.service_name])
 
     def _admit(self, method: str) -> StatusError | None:
         if self._ready or method.partition("/")[0] not in self._gated:
@@ -267,19 +270,20 @@ def run(build: Build, settings: ServerSettings, kind: str) -> int:
     interpreter ends here instead of returning.
     """
     logs = setup_logging(f"tandem-{kind}", settings.log_level, settings.log_format == "json")
-    stuck = True
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            code, stuck = runner.run(_serve(build, settings, kind))
-            if stuck:
+            code, process = runner.run(_serve(build, settings, kind))
+            if process.stuck:
                 logs.close()
                 os._exit(code)
     finally:
         logs.close()
+    if process.failure:  # after the log, whose lines come from another thread
+        print(f"tandem {kind}: cannot start: {process.failure}", file=sys.stderr)
     return code
 
 
-async def _serve(build: Build, settings: ServerSettings, kind: str) -> tuple[int, bool]:
+async def _serve(build: Build, settings: ServerSettings, kind: str) -> tuple[int, Process]:
     process = Process(build, settings, kind, owns_process=True)
     signals: list[int] = []
 
@@ -292,7 +296,7 @@ async def _serve(build: Build, settings: ServerSettings, kind: str) -> tuple[int
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, signalled, number)
     code = await process.run()
-    return int(code), process.stuck
+    return int(code), process
 
 
 async def _until(waiting: Awaitable[Any], timeout_s: float) -> bool:

@@ -87,7 +87,7 @@ async def test_the_largest_status_arrives_every_time(unit):
         raise error
 
     error = invalid_argument([Violation(f"field_{n}", unit * 400, "REASON") for n in range(10)], key=unit * 400)
-    assert isinstance(error, StatusError) and 5500 < error.to_proto().ByteSize() <= 6000
+    assert isinstance(error, StatusError) and 5000 < error.to_proto().ByteSize() <= 6000
     async with Served(refuse=refuse) as served:
         for _ in range(60):
             with pytest.raises(grpc.aio.AioRpcError) as failed:

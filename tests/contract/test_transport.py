@@ -1,7 +1,6 @@
 """What every transport must do, in memory and over NIXL between two processes (TCP, and shared memory as an opt-in)."""
 
 import dataclasses
-import json
 import random
 import secrets
 
@@ -15,12 +14,13 @@ from kv_transfer.ports import (
     CAUSE_NOT_CONNECTED,
     CAUSE_NOT_REGISTERED,
     CAUSE_PEER_GONE,
+    CAUSE_TRANSPORT,
     Push,
     Range,
 )
 from lifecycle.record import AttemptKey
 from tests.contract.transport_node import PAGE_BYTES, ROW_BYTES
-from tests.contract.transport_wire import LocalSide, ProcessSide, Wire, wire_of
+from tests.contract.transport_wire import Wire, wire_of
 
 KINDS = ["memory", pytest.param("tcp", marks=pytest.mark.slow), pytest.param("cma", marks=pytest.mark.slow)]
 FINGERPRINT = "5a" * 16
@@ -39,14 +39,6 @@ def wire(shared):
     shared.writer.do("fill", random.randrange(1 << 30))
     shared.reader.do("clear")
     return shared
-
-
-@pytest.fixture(params=KINDS)
-def doomed(request):
-    """A wire of its own, for tests that end a side."""
-    with wire_of(request.param, pages=256 if request.param == "memory" else 1536) as wire:
-        wire.writer.do("fill", 1)
-        yield wire
 
 
 def grant_for(wire: Wire, pages: list[int], *, first_position: int = 0, tokens: int | None = None, row: int = 2) -> Grant:
@@ -237,86 +229,94 @@ def test_metadata_of_something_else_is_an_error_not_a_crash(wire):
     wire.connect()
 
 
-def test_b13_the_death_of_the_reader_is_told_for_every_push(doomed):
-    endpoint = doomed.connect()
-    for push_id in range(4):
-        pages = [(i, i) for i in range(64 * push_id, 64 * push_id + 64)]
-        assert doomed.writer.do("post_pages", push_id, endpoint, pages) == ""
-    doomed.reader.kill()
-    failures = {r.push_id: r.cause for r in doomed.writer.do("finish") if not r.ok}
-    assert set(failures.values()) <= {CAUSE_PEER_GONE}
-    late = doomed.writer.do("post_pages", 99, endpoint, [(0, 0)])
-    if late == "":
-        failures |= {r.push_id: r.cause for r in doomed.writer.do("finish") if not r.ok}
-        assert failures[99] == CAUSE_PEER_GONE
-    assert late in ("", CAUSE_NOT_CONNECTED, CAUSE_PEER_GONE)
-
-
-def freeze_in_the_middle(wire: Wire, endpoint, pages: int) -> int:
-    """Begin a push of every page and freeze the writer while it runs; returns its push id."""
-    first = wire.writer.do("slabs")[0].address(0)
-    whole = (Range(first, endpoint.slabs[0].address(0), pages * PAGE_BYTES),)
-    for push_id in range(5):
-        wire.writer.start("post", Push(push_id, endpoint.agent, whole, json.dumps([push_id, []]).encode()))
-        if wire.kind == "memory":
-            assert wire.writer.answer() == ""
-            wire.writer.do("poll_once")
-        else:
-            wire.reader.do("landed_some")
-        wire.writer.freeze()
-        if 0 < wire.reader.do("landed") < pages * PAGE_BYTES:
-            return push_id
-        # On a busy machine the push may be over before the signal comes.
-        wire.writer.thaw()
-        assert wire.writer.answer() == ""
-        wire.writer.do("finish")
-        wire.reader.do("clear")
-    raise AssertionError("the writer could not be frozen in the middle of a push")
-
-
-def test_b06_a_fence_keeps_out_a_writer_that_was_frozen_in_the_middle(doomed):
-    if doomed.kind == "memory":
-        doomed.fabric.set_speed(256)
-    endpoint = doomed.connect()
-    push_id = freeze_in_the_middle(doomed, endpoint, len(doomed.reader.do("page_sums")))
-    if doomed.kind == "cma":
-        # The frozen writer's CPU may write again at any time: only its death ends that, and only death is accepted as proof.
-        assert doomed.reader.do("fence", doomed.writer.name) is False
-        doomed.writer.kill()
-        assert doomed.reader.do("fence", doomed.writer.name) is True
-        return
-    assert doomed.reader.do("fence", doomed.writer.name) is True
-    before = doomed.reader.do("page_sums")
-    doomed.writer.thaw()
-    if doomed.kind != "memory":
-        assert doomed.writer.answer() == ""
-    assert [(r.push_id, r.cause) for r in doomed.writer.do("finish")] == [(push_id, CAUSE_PEER_GONE)]
-    assert doomed.reader.do("page_sums") == before
-    # The same incarnation gets a new agent; the old one stays cut off.
-    again = doomed.connect()
-    assert again.agent != endpoint.agent
-    assert doomed.writer.do("post_pages", 9, again, [(1, 1)]) == ""
-    doomed.writer.start("finish")
-    assert doomed.reader.do("wait_checked", 1) == [9]
-    assert doomed.writer.answer()[0].ok
-
-
-def test_g1_a_writer_that_died_is_fenced_and_the_others_go_on(doomed):
-    if doomed.kind == "memory":
-        other = LocalSide(doomed.fabric, "writer")
-    else:
-        other = ProcessSide(doomed.kind, "writer", 256)
-        other.ready()
-    endpoint = doomed.connect()
-    assert doomed.writer.do("post_pages", 1, endpoint, [(i, i) for i in range(128)]) == ""
-    doomed.writer.kill()
-    assert doomed.reader.do("fence", doomed.writer.name) is True
+def test_a_frozen_reader_delays_a_push_and_nothing_else(wire):
+    endpoint = wire.connect()
+    wire.reader.freeze()
     try:
-        theirs = doomed.reader.do("endpoint", other.name)
-        assert other.do("connect", theirs) == ""
-        assert other.do("post_pages", 2, theirs, [(200, 200)]) == ""
-        other.start("finish")
-        assert doomed.reader.do("wait_checked", 1) == [2]
-        assert other.answer()[0].ok
+        assert wire.writer.do("post_pages", 1, endpoint, [(5, 6)]) == ""
+        assert wire.writer.do("poll_times", 200) == []
     finally:
-        other.close()
+        wire.reader.thaw()
+    wire.writer.start("finish")
+    assert wire.reader.do("wait_checked", 1) == [1]
+    assert [r.ok for r in wire.writer.answer()] == [True]
+
+
+def test_the_transfer_threads_carry_a_handover(wire):
+    endpoint = wire.reader.do("pump_endpoint", "pumped writer")
+    pushes = [(i, [(i, 255 - i)]) for i in range(48)]
+    wire.writer.start("pump_pages", endpoint, pushes)
+    assert sorted(wire.reader.do("pump_wait_checked", 48)) == list(range(48))
+    results, clean, sent_bytes = wire.writer.answer()
+    assert sorted(r.push_id for r in results if r.ok) == list(range(48))
+    assert clean
+    assert sent_bytes == 48 * PAGE_BYTES
+    assert wire.reader.do("pump_close")
+
+
+def test_b13_the_death_of_a_reader_is_told_for_every_push_and_others_go_on(wire):
+    with wire.another("reader") as reader:
+        endpoint = reader.do("endpoint", wire.writer.name)
+        assert wire.writer.do("connect", endpoint) == ""
+        for push_id in range(4):
+            assert wire.writer.do("post_pages", push_id, endpoint, [(1 + i, i) for i in range(64)]) == ""
+        reader.kill()
+    results = wire.writer.do("finish")
+    assert sorted(r.push_id for r in results) == [0, 1, 2, 3]
+    assert {r.cause for r in results if not r.ok} <= {CAUSE_PEER_GONE}
+    late = wire.writer.do("post_pages", 4, endpoint, [(1, 1)]) or wire.writer.do("finish")[0].cause
+    assert late in (CAUSE_PEER_GONE, CAUSE_NOT_CONNECTED)
+    goes_on(wire)
+
+
+def test_b06_a_fence_keeps_out_a_writer_that_was_frozen_in_the_middle(wire):
+    with wire.another("writer") as writer:
+        endpoint = wire.reader.do("endpoint", writer.name)
+        assert writer.do("connect", endpoint) == ""
+        ours, theirs = writer.do("slabs")[0], endpoint.slabs[0]
+        # A gibibyte: every page again and again.
+        ranges = (Range(ours.base_address, theirs.base_address, theirs.size_bytes),) * 64
+        writer.do("fill", 3)
+        writer.start("post_and_poll", Push(1, endpoint.agent, ranges, b"never"))
+        wire.reader.do("landed_some")
+        writer.freeze()
+        if wire.kind == "cma":
+            # The frozen writer's CPU may write again at any time: only its death ends that, and only death is proof.
+            assert wire.reader.do("fence", writer.name) is False
+            writer.kill()
+            assert wire.reader.do("fence", writer.name) is True
+            wire.reader.do("clear")
+            return goes_on(wire)
+        assert wire.reader.do("fence", writer.name) is True
+        wire.reader.do("clear")
+        goes_on(wire)
+        before = wire.reader.do("page_sums")
+        writer.thaw()
+        assert writer.answer() == ""
+        assert [(r.push_id, r.cause) for r in writer.do("finish")] == [(1, CAUSE_PEER_GONE)]
+        # The old agent stays cut off, even for a writer that tries again from the start.
+        told = writer.do("connect", endpoint) or writer.do("post_pages", 2, endpoint, [(1, 1)])
+        told = told or writer.do("finish")[0].cause
+        assert told in (CAUSE_CONNECT_FAILED, CAUSE_PEER_GONE, CAUSE_TRANSPORT)
+        assert wire.reader.do("page_sums") == before
+        # The same incarnation gets a new agent.
+        again = wire.reader.do("endpoint", writer.name)
+        assert again.agent != endpoint.agent
+        assert writer.do("connect", again) == ""
+        assert writer.do("post_pages", 3, again, [(1, 1)]) == ""
+        writer.start("finish")
+        assert wire.reader.do("wait_checked", 1) == [3]
+        assert writer.answer()[0].ok
+        writer.kill()
+        assert wire.reader.do("fence", writer.name) is True
+        goes_on(wire)
+    return None
+
+
+def goes_on(wire: Wire) -> None:
+    """The first pair works as before."""
+    endpoint = wire.connect()
+    assert wire.writer.do("post_pages", 200, endpoint, [(200, 200)]) == ""
+    wire.writer.start("finish")
+    assert wire.reader.do("wait_checked", 1) == [200]
+    assert [r.ok for r in wire.writer.answer()] == [True]

@@ -21,6 +21,7 @@ from kv_transfer.incarnation import new_incarnation
 from kv_transfer.offer import Endpoint, Grant, LayoutView, Peer, Slab
 from kv_transfer.plan import SourceMemory, plan
 from kv_transfer.ports import Push, PushResult, Range, Receiver, Sender, SendFailed
+from kv_transfer.pump import ReceivePump, SendPump
 
 PAGE_BYTES = 64 * 1024
 ROW_BYTES = 12_000
@@ -45,14 +46,17 @@ class Memory:
 class Node:
     """Memory, one end of a transport, and the book that goes with it."""
 
-    def __init__(self, make: Callable[[str, Sequence[Slab]], Any], role: str, pages: int = PAGES) -> None:
-        self.pages = Memory(pages, PAGE_BYTES)
+    def __init__(self, make: Callable[[str, Sequence[Slab]], Any], role: str) -> None:
+        self.pages = Memory(PAGES, PAGE_BYTES)
         self.rows = Memory(ROWS, ROW_BYTES)
         self.incarnation = new_incarnation()
-        self.end: Any = make(f"{role}-{self.incarnation}", [self.pages.slab, self.rows.slab])
+        self.make = lambda name: make(name, [self.pages.slab, self.rows.slab])
+        self.end: Any = self.make(f"{role}-{self.incarnation}")
         self.sender: Sender = self.end
         self.receiver: Receiver = self.end
         self.results: list[PushResult] = []
+        self.agents: set[str] = set()
+        self.crashes: list[BaseException] = []
         self.reader_book = ReaderBook()
         self.writer_book = WriterBook()
 
@@ -107,12 +111,22 @@ class Node:
         """The cause of the failure; empty when posted."""
         return self._caught(lambda: self.sender.post(push))
 
+    def post_and_poll(self, push: Push) -> str:
+        """Post and poll once, so that data moves on every transport."""
+        cause = self.post(push)
+        self.results += self.sender.poll()
+        return cause
+
     def post_pages(self, push_id: int, endpoint: Endpoint, pairs: Pairs) -> str:
         """Push pages, one range each. The notice says which pages must hold what."""
+        return self.post(self.push_of(push_id, endpoint, pairs))
+
+    def push_of(self, push_id: int, endpoint: Endpoint, pairs: Pairs) -> Push:
+        """The push for post_pages."""
         ours, theirs = self.pages.slab, endpoint.slabs[0]
         ranges = tuple(Range(ours.address(a), theirs.address(b), PAGE_BYTES) for a, b in pairs)
         claim = [push_id, [[b, zlib.crc32(self.pages.array[a])] for a, b in pairs]]
-        return self.post(Push(push_id, endpoint.agent, ranges, json.dumps(claim).encode()))
+        return Push(push_id, endpoint.agent, ranges, json.dumps(claim).encode())
 
     def post_many(self, endpoint: Endpoint, pushes: Sequence[tuple[int, Pairs]], in_flight: int) -> list[PushResult]:
         """Push after push with a bound on those in flight; returns all results."""
@@ -126,9 +140,20 @@ class Node:
         self._poll_until(lambda: self.sender.in_flight == 0)
         return self.take_results()
 
-    def poll_once(self) -> list[PushResult]:
-        """One poll."""
-        return self.sender.poll()
+    def poll_times(self, count: int) -> list[PushResult]:
+        """Results of so many polls."""
+        return [result for _ in range(count) for result in self.sender.poll()]
+
+    def pump_pages(self, endpoint: Endpoint, pushes: Sequence[tuple[int, Pairs]]) -> tuple[list[PushResult], bool, int]:
+        """The same pushes through a transfer thread with a sender of its own: results, whether it closed clean, bytes sent."""
+        results: list[PushResult] = []
+        pump = SendPump(lambda: self.make("pumped"), results.extend, self.crashes.append)
+        pump.start()
+        pump.connect(endpoint)
+        for push_id, pairs in pushes:
+            pump.submit(self.push_of(push_id, endpoint, pairs))
+        until(lambda: len(results) >= len(pushes))
+        return results, pump.close() and not self.crashes, pump.statistics().sent_bytes
 
     def take_results(self) -> list[PushResult]:
         """Results since the last call."""
@@ -156,7 +181,9 @@ class Node:
 
     def endpoint(self, writer: str) -> Endpoint:
         """The endpoint for a writer."""
-        return self.receiver.endpoint(writer)
+        endpoint = self.receiver.endpoint(writer)
+        self.agents.add(endpoint.agent)
+        return endpoint
 
     def wait(self, count: int) -> list[tuple[str, bytes]]:
         """Notices, once there are so many."""
@@ -169,15 +196,42 @@ class Node:
         order: list[int] = []
 
         def take() -> bool:
-            for _, notice in self.receiver.poll():
-                push_id, claims = json.loads(notice)
-                for page, crc in claims:
-                    assert zlib.crc32(self.pages.array[page]) == crc, f"push {push_id}: notice before data"
-                order.append(push_id)
+            order.extend(self.checked(notice) for _, notice in self.receiver.poll())
             return len(order) >= count
 
         until(take)
         return order
+
+    def checked(self, notice: bytes) -> int:
+        """The push id of a notice, whose data must be here."""
+        push_id, claims = json.loads(notice)
+        for page, crc in claims:
+            assert zlib.crc32(self.pages.array[page]) == crc, f"push {push_id}: notice before data"
+        return int(push_id)
+
+    def pump_endpoint(self, writer: str) -> Endpoint:
+        """Start a transfer thread with a receiver of its own; the endpoint for a writer."""
+        self.pumped: list[int] = []
+
+        def deliver(notices: list[tuple[str, bytes]]) -> None:
+            self.pumped += [self.checked(notice) for _, notice in notices]
+
+        self.pump = ReceivePump(lambda: self.make("pumped"), deliver, self.crashes.append)
+        self.pump.start()
+        self.pump.armed(True)
+        answers: list[Any] = []
+        self.pump.request_endpoint(writer, answers.append)
+        until(lambda: answers)
+        return answers[0]
+
+    def pump_wait_checked(self, count: int) -> list[int]:
+        """Push ids in order of arrival at the transfer thread."""
+        until(lambda: len(self.pumped) >= count or self.crashes)
+        return self.pumped
+
+    def pump_close(self) -> bool:
+        """Whether the transfer thread ended well."""
+        return self.pump.close() and not self.crashes
 
     def offer(self, grant: Grant, writer: str) -> None:
         """Open a grant."""
@@ -215,9 +269,9 @@ def main() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     from kv_transfer import nixl
 
-    tls, role, pages = sys.argv[2], sys.argv[3], int(sys.argv[4])
+    tls, role = sys.argv[2], sys.argv[3]
     nixl.prepare_environment(tls, "lo")
-    node = Node(nixl.NixlSender if role == "writer" else nixl.NixlReceiver, role, pages)
+    node = Node(nixl.NixlSender if role == "writer" else nixl.NixlReceiver, role)
     line = Connection(int(sys.argv[1]))
     line.send((True, node.name()))
     while True:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from kv_transfer.memory import MemoryFabric, MemoryReceiver, MemorySender
-from tests.contract.transport_node import PAGES, WAIT_S, Node
+from tests.contract.transport_node import WAIT_S, Node
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -43,6 +43,9 @@ class LocalSide:
         self._thread = ThreadPoolExecutor(1)
         self._started: Future[Any] | None = None
 
+    def ready(self) -> None:
+        """It is."""
+
     def do(self, method: str, *arguments: Any) -> Any:
         self.start(method, *arguments)
         return self.answer()
@@ -55,10 +58,18 @@ class LocalSide:
         return self._started.result(3 * WAIT_S)
 
     def freeze(self) -> None:
-        self.node.end.frozen = True
+        self._set_frozen(True)
 
     def thaw(self) -> None:
-        self.node.end.frozen = False
+        self._set_frozen(False)
+
+    def _set_frozen(self, frozen: bool) -> None:
+        if isinstance(self.node.end, MemorySender):
+            self.node.end.frozen = frozen
+        else:
+            for agent in self.node.agents:
+                if self._fabric.slabs_of(agent):
+                    self._fabric.freeze(agent, frozen)
 
     def kill(self) -> None:
         self.node.close()
@@ -71,10 +82,10 @@ class LocalSide:
 class ProcessSide:
     """A node in a process of its own, over NIXL."""
 
-    def __init__(self, tls: str, role: str, pages: int) -> None:
+    def __init__(self, tls: str, role: str) -> None:
         ours, theirs = socket.socketpair()
         environment = {k: v for k, v in os.environ.items() if not k.startswith(("UCX_", "NIXL_"))}
-        command = [sys.executable, "-m", "tests.contract.transport_node", str(theirs.fileno()), tls, role, str(pages)]
+        command = [sys.executable, "-m", "tests.contract.transport_node", str(theirs.fileno()), tls, role]
         self._process = subprocess.Popen(
             command,
             cwd=ROOT,
@@ -126,17 +137,13 @@ class ProcessSide:
 class Wire:
     """Two sides and the kind that joins them: "memory", "tcp" or "cma"."""
 
-    def __init__(self, kind: str, pages: int) -> None:
+    def __init__(self, kind: str) -> None:
         self.kind = kind
-        self.writer: Any
-        self.reader: Any
-        if kind == "memory":
-            self.fabric = MemoryFabric(seed=7, step_bytes=96 * 1024)
-            self.writer, self.reader = LocalSide(self.fabric, "writer"), LocalSide(self.fabric, "reader")
-        else:
-            self.writer, self.reader = ProcessSide(kind, "writer", pages), ProcessSide(kind, "reader", pages)
-            self.writer.ready()
-            self.reader.ready()
+        self.fabric = MemoryFabric(seed=7, step_bytes=96 * 1024)
+        # Both start at once.
+        self.writer, self.reader = self._side("writer"), self._side("reader")
+        self.writer.ready()
+        self.reader.ready()
 
     def connect(self) -> Any:
         """An endpoint of the reader for this writer, connected."""
@@ -144,16 +151,29 @@ class Wire:
         assert self.writer.do("connect", endpoint) == ""
         return endpoint
 
+    @contextlib.contextmanager
+    def another(self, role: str) -> Iterator[Any]:
+        """One more side, which a test may end."""
+        side = self._side(role)
+        try:
+            side.ready()
+            yield side
+        finally:
+            side.close()
+
     def close(self) -> None:
         """End both sides."""
         self.writer.close()
         self.reader.close()
 
+    def _side(self, role: str) -> Any:
+        return LocalSide(self.fabric, role) if self.kind == "memory" else ProcessSide(self.kind, role)
+
 
 @contextlib.contextmanager
-def wire_of(kind: str, pages: int = PAGES) -> Iterator[Wire]:
+def wire_of(kind: str) -> Iterator[Wire]:
     """A wire that is closed whatever happens."""
-    wire = Wire(kind, pages)
+    wire = Wire(kind)
     try:
         yield wire
     finally:
