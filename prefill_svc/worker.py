@@ -53,8 +53,14 @@ class PrefillWorker:
         now = time.monotonic()
         self._scheduler.accept(self._inbox.drain(), now)
         plan = self._scheduler.next_batch(now)
+        # What the commands brought is told before the step, not after it: a refusal or a Drain's answer need not wait.
+        self._tell()
         if plan is not None:
             self._run(plan, now)
+            self._tell()
+        return plan is not None
+
+    def _tell(self) -> None:
         transfers = self._scheduler.take_transfers()
         if transfers:
             self._ports.transfer(transfers)
@@ -62,7 +68,6 @@ class PrefillWorker:
         if outputs or statistics != self._told:
             self._told = statistics
             self._ports.publish(outputs, statistics)
-        return plan is not None
 
     def next_wake(self) -> float | None:
         """When the scheduler has something due although nothing arrives, in monotonic seconds."""
