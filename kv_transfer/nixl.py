@@ -157,7 +157,10 @@ class _InFlight:
 
 
 class NixlSender:
-    """One sending agent. `name` is unique to this incarnation. slabs: the writer's KV slabs and its logits rows."""
+    """One sending agent. `name` is unique to this incarnation. slabs: the writer's KV slabs and its logits rows.
+
+    Raises TransportSettings.
+    """
 
     def __init__(self, name: str, slabs: Sequence[Slab]) -> None:
         _check_environment()
@@ -196,8 +199,11 @@ class NixlSender:
     def post(self, push: Push) -> None:
         """See Sender."""
         agent = self._open()
-        if push.agent not in self._peers or push.agent in self._gone:
+        if push.agent in self._gone:
+            raise SendFailed(CAUSE_PEER_GONE, f"agent {push.agent} is gone")
+        if push.agent not in self._peers:
             raise SendFailed(CAUSE_NOT_CONNECTED, f"agent {push.agent} is not connected")
+        # Ranges cost 3 to 7 us a transfer here and prepared lists 2: not worth a list per peer and slab.
         local = [(r.local_address, r.size_bytes, 0) for r in push.ranges]
         remote = [(r.remote_address, r.size_bytes, 0) for r in push.ranges]
         nixl = agent.agent
@@ -262,7 +268,7 @@ class NixlSender:
 class NixlReceiver:
     """One receiving agent per writer incarnation over the same slabs, so that one writer can be cut off alone.
 
-    The slabs must stay mapped until the process ends: unmapping under a TCP write kills the process.
+    The slabs must stay mapped until the process ends: unmapping under a TCP write kills the process. Raises TransportSettings.
     """
 
     def __init__(self, name: str, slabs: Sequence[Slab], writers_max: int = WRITERS_MAX) -> None:
@@ -272,6 +278,8 @@ class NixlReceiver:
         self._writers_max = writers_max
         self._destroying_fences = os.environ["UCX_TLS"] == _UCX_TLS[TLS_TCP]
         self._agents: dict[str, tuple[_Agent, Endpoint]] = {}
+        # Made and dropped: loading NIXL and UCX takes seconds, and bad settings shall fail the start, not the first offer.
+        _Agent(f"{name}-{secrets.token_hex(8)}", self._slabs)
 
     @property
     def writers(self) -> int:

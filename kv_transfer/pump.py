@@ -29,6 +29,8 @@ __all__ = ["PumpFull", "PumpStopped", "ReceivePump", "ReceiveStatistics", "SendL
 
 ARMED_POLL_S = 200e-6
 IDLE_POLL_S = 5e-3
+# With nothing in flight a sender has nothing to poll for; what is asked of it wakes it.
+IDLE_SEND_S = 0.5
 QUEUED_PUSHES_MAX = 4096
 REQUESTS_MAX = 4096
 IN_FLIGHT_PER_PEER_MAX = 32
@@ -158,7 +160,7 @@ class SendPump(PumpThread[Sender]):
         self._post(end)
         self._poll(end)
         self._hand_over()
-        return ARMED_POLL_S if self._posted or self._queues else IDLE_POLL_S
+        return ARMED_POLL_S if self._posted or self._queues else IDLE_SEND_S
 
     def _take(self, end: Sender) -> None:
         with self._door:
