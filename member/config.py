@@ -46,6 +46,10 @@ class MemberSettings(ServerSettings, kw_only=True, frozen=True, forbid_unknown_f
         """Threads of the engine's arithmetic."""
         return self.threads or os.cpu_count() or 1
 
+    metrics_aliases: Annotated[
+        Literal["none", "vllm"], setting("Also show the four gauges that gateways read under another engine's names.")
+    ] = "none"
+
     def __post_init__(self) -> None:
         super().__post_init__()
         low, _, high = self.transfer_ports.partition("-")

@@ -14,6 +14,10 @@ from rpc.admin import Books
 from rpc.application import Application, Frame
 from rpc.serving import Process
 from tandem.pools.v1 import member_pb2_grpc
+from telemetry.aliases import GatewayGauges, VllmAliases
+
+#: Most seconds that a scrape waits for the event loop.
+ALIASES_TIMEOUT_S = 1.0
 
 
 class Service(Application, Protocol):
@@ -35,6 +39,7 @@ class _Member:
     def __init__(self, service: Service, frame: Frame) -> None:
         self._service = service
         self._watch = MemberServicer(service.info, service.load, frame.draining)
+        self._frame = frame
 
     @property
     def service_names(self) -> Sequence[str]:
@@ -46,6 +51,14 @@ class _Member:
 
     async def start(self) -> None:
         await self._service.start()
+        settings = self._frame.settings
+        if isinstance(settings, MemberSettings) and settings.metrics_aliases == "vllm":
+            loop = asyncio.get_running_loop()
+            # A scrape runs in a thread of its own, and the load is told on the event loop.
+            VllmAliases(
+                self._frame.metrics,
+                lambda: asyncio.run_coroutine_threadsafe(self._gateway_gauges(), loop).result(ALIASES_TIMEOUT_S),
+            )
 
     def stalled(self, now: float) -> bool:
         return self._service.stalled(now)
@@ -58,6 +71,12 @@ class _Member:
 
     async def drained(self) -> None:
         await self._service.drained()
+
+    async def _gateway_gauges(self) -> GatewayGauges:
+        info, load = self._service.info(), self._service.load()
+        usable = max(1, info.total_pages - 1)  # without the null page
+        used = min(1.0, max(0.0, 1 - load.free_pages / usable))
+        return GatewayGauges(info.model, load.running_sequences, load.waiting_sequences, used, info.page_tokens, info.total_pages)
 
     async def stop(self) -> None:
         # Both, whatever becomes of the other: watches never end by themselves and would use up the server's grace.

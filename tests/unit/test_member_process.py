@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import sys
+import urllib.request
 from pathlib import Path
 
 import grpc
@@ -97,6 +98,17 @@ async def test_ready_then_watched_then_drained():
         code, log, _ = await child.ended()
         assert code == 0
         assert [line["level"] for line in log if line["level"] != "INFO"] == []
+
+
+async def test_gateways_read_a_member_under_other_names_when_asked():
+    async with Child("--metrics-aliases", "vllm") as child:
+        news = await child.ready()
+        await child.call().read()
+        url = f"http://127.0.0.1:{news['metrics_port']}/metrics"
+        with await asyncio.to_thread(urllib.request.urlopen, url, timeout=10) as answer:
+            text = answer.read().decode()
+        assert 'vllm:num_requests_running{engine="0",model_name="m"} 1.0' in text
+        assert 'block_size="16"' in text and "tandem_event_loop_lag_seconds" in text
 
 
 async def test_b41_what_runs_past_the_budget_gets_a_typed_end():

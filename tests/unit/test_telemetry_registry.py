@@ -5,6 +5,7 @@ import urllib.request
 import numpy
 import pytest
 
+from telemetry.aliases import GatewayGauges, VllmAliases
 from telemetry.decode_metrics import DecodeGauges, DecodeMetrics
 from telemetry.prefill_metrics import PrefillGauges, PrefillMetrics
 from telemetry.process_metrics import LoopLag, RpcMetrics
@@ -182,3 +183,19 @@ def test_calls_are_counted_by_method_and_status(registry):
 async def test_lag_of_the_event_loop_is_measured(registry):
     await LoopLag(registry, period_s=0.001).run(range(3))
     assert value(registry, "tandem_event_loop_lag_seconds_count") == 3
+
+
+def test_gateways_find_the_gauges_they_know(registry):
+    VllmAliases(registry, lambda: GatewayGauges("m", 3, 2, 0.25, 16, 100))
+    assert value(registry, "vllm:num_requests_running", model_name="m", engine="0") == 3
+    assert value(registry, "vllm:num_requests_waiting", model_name="m", engine="0") == 2
+    assert value(registry, "vllm:kv_cache_usage_perc", model_name="m", engine="0") == 0.25
+    config = {"model_name": "m", "engine": "0", "block_size": "16", "num_gpu_blocks": "100"}
+    assert value(registry, "vllm:cache_config_info", **config) == 1
+
+
+def test_failing_aliases_cost_themselves_only(registry):
+    VllmAliases(registry, lambda: 1 / 0)
+    registry.counter("tokens_total", "Tokens.").inc(4)
+    assert "tandem_tokens_total 4.0" in registry.text()
+    assert value(registry, "tandem_telemetry_errors_total", metric="vllm_aliases", reason="provider") == 1
