@@ -156,7 +156,8 @@ class PrefillService:
         """Ask for a recount as a marker: what it finds is true after every earlier command."""
         while (await self.check()).books["jobs"]:
             self._idle.clear()
-            await self._idle.wait()
+            if self._statistics.jobs:  # what was told while the recount was on its way would not be told again
+                await self._idle.wait()
 
     # ---- called on the engine thread
 
