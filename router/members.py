@@ -33,7 +33,8 @@ class Members:
     def __init__(self, settings: MembersSettings, model: ServedModel, changed: Callable[[], None]) -> None:
         self._settings = settings
         self._model = model
-        self._changed = changed
+        self._tell = changed
+        self._news = asyncio.Event()
         self._links: dict[tuple[Role, str], MemberLink] = {}
         self._leaving: list[MemberLink] = []
         self._task: asyncio.Task[None] | None = None
@@ -47,6 +48,17 @@ class Members:
         """Resolves the targets once and keeps following them."""
         await self._discover()
         self._task = asyncio.create_task(self._follow(), name="discovery")
+
+    async def met(self, timeout_s: float) -> bool:
+        """Waits until every member found so far has sent news; False when some had not in time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while any(link.member is None for link in self._links.values()):
+                    self._news.clear()
+                    await self._news.wait()
+        except TimeoutError:
+            return False
+        return True
 
     async def close(self) -> None:
         """Ends every watch and channel."""
@@ -107,6 +119,10 @@ class Members:
             for member in self.usable(role):
                 counts[f"{role.value}_{'stale' if self.stale(member) else 'usable'}"] += 1
         return counts
+
+    def _changed(self) -> None:
+        self._news.set()
+        self._tell()
 
     def _fits(self, member: Member, role: Role) -> bool:
         info = member.info

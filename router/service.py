@@ -30,6 +30,8 @@ from rpc.status import loading
 from telemetry.router_metrics import STORE_CALLS, RouterGauges, RouterMetrics
 from text import Tokenizer
 
+#: Longest wait for the first news of all members before this router says that it is ready.
+_FIRST_NEWS_S = 3.0
 #: Longest wait of a scrape for the event loop.
 _SCRAPE_S = 1.0
 
@@ -73,8 +75,9 @@ class Router:
         self._parts = parts = _Parts(self._frame, self._settings, loaded, self._metrics)
         loop = asyncio.get_running_loop()
         self._metrics.gauges_from(lambda: self._gauges(parts, loop))
-        await parts.members.start()
         await parts.upkeep.start()
+        await parts.members.start()
+        await parts.members.met(_FIRST_NEWS_S)
 
     def stalled(self, now: float) -> bool:
         """Never: what a router does runs on the event loop that asks."""
@@ -173,7 +176,6 @@ class _Parts:
             faults.append(f"the request store does not answer: {away}")
         else:
             books["store_live_requests"] = stored.live_requests
-            books["store_tombstones"] = stored.tombstones
             books["reservations"] = sum(stored.reserved.values())
             books.update({f"store:{label}": units for label, units in stored.reserved.items()})
             faults.extend(stored.faults)

@@ -167,7 +167,10 @@ def _check_length(path: str, prompt_tokens: int, most: int, capacity: Capacity, 
     alone = never_fits(prompt_tokens, 1, capacity, budgets)
     blamed, field = (misfit, "max_output_tokens") if alone is None else (alone, path)
     limit = longest_output(prompt_tokens, capacity) if alone is None else blamed.limit
-    description = f"{misfit.sentence}; {field} may be at most {max(0, limit)}" + ("" if alone is None else " tokens long")
+    together = longest_output(0, capacity)
+    description = (
+        f"{misfit.sentence}; together they may have at most {together} tokens, so {field} may have at most {max(0, limit)}"
+    )
     raise invalid_argument(
         [Violation(field, description, "PROMPT_TOO_LONG")],
         reason="PROMPT_TOO_LONG",
@@ -229,7 +232,7 @@ def _check_token_ids(findings: Findings, path: str, ids: tuple[int, ...], model:
         index, value = next((i, v) for i, v in enumerate(ids) if v >= model.vocabulary_size)
         findings.add(
             f"{path}[{index}]",
-            f"must be under the vocabulary size, {model.vocabulary_size}; got {value}",
+            f"must be at most {model.vocabulary_size - 1}, the vocabulary's last id; got {value}",
             "UNKNOWN_TOKEN_ID",
         )
 
@@ -263,7 +266,7 @@ def _sampling(findings: Findings, sampling: pb.SamplingParams, model: ServedMode
         path = f"sampling.logit_bias[{token_id}]"
         findings.number(path, bias, -bound.LOGIT_BIAS, bound.LOGIT_BIAS)
         if token_id >= model.vocabulary_size:
-            findings.add(path, f"its key must be under the vocabulary size, {model.vocabulary_size}", "UNKNOWN_TOKEN_ID")
+            findings.add(path, f"its id must be at most {model.vocabulary_size - 1}", "UNKNOWN_TOKEN_ID")
     return values
 
 
