@@ -12,6 +12,9 @@ STORE_READY_S = 20.0
 MEMBER_READY_S = 600.0
 ROUTER_READY_S = 120.0
 STOP_BUDGET_S = 40.0
+ROUTER_DRAIN_S = 10.0
+MEMBER_DRAIN_S = 5.0
+PAGE_TOKENS = 16
 
 #: name of the process, what it is doing, seconds waited
 Progress = Callable[[str, str, float], None]
@@ -31,7 +34,7 @@ class CellOptions:
     redis_url: str = ""
     threads: int = 1
     kv_tokens: int = 65_536
-    transport: str = "nixl"
+    transport: str = "tcp"
     otlp_endpoint: str = ""
     log_level: str = "info"
     extra: tuple[tuple[str, str], ...] = ()
@@ -77,13 +80,13 @@ def running_cell(options: CellOptions, folder: Path, progress: Progress = lambda
     if not port_is_free(options.listen):
         raise StartFailed(f"{options.listen} is in use; stop what listens there or choose another address with --listen")
     with supervised(folder, STOP_BUDGET_S) as supervisor:
-        yield _start(supervisor, options, folder, progress)
+        yield _start(supervisor, options, progress)
 
 
-def _start(supervisor: Supervisor, options: CellOptions, folder: Path, progress: Progress) -> Cell:
+def _start(supervisor: Supervisor, options: CellOptions, progress: Progress) -> Cell:
     store, redis_url = None, options.redis_url
     if not redis_url:
-        store = supervisor.spawn("store", ["router.embedded", "--socket", str(folder / "store.sock")])
+        store = supervisor.spawn("store", ["router.store_process"])
     members = [
         supervisor.spawn(f"{role}-{number}", _member_argv(role, number, options))
         for role, count in (("prefill", options.prefill_members), ("decode", options.decode_members))
@@ -113,12 +116,15 @@ def _wait(supervisor: Supervisor, child: Child, timeout_s: float, words: str, pr
 def _member_argv(role: str, number: int, options: CellOptions) -> list[str]:
     flags = {
         "listen": "127.0.0.1:0",
-        "member": f"{role}-{number}",
+        "name": f"{role}-{number}",
         "model": options.model,
         "dtype": options.dtype,
         "threads": options.threads,
-        "kv-tokens": options.kv_tokens,
+        "total-pages": options.kv_tokens // PAGE_TOKENS + 1,
+        "page-tokens": PAGE_TOKENS,
         "transport": options.transport,
+        "net-devices": "lo",
+        "drain-timeout-s": MEMBER_DRAIN_S,
         "log-level": options.log_level,
         "otlp-endpoint": options.otlp_endpoint,
     }
@@ -130,7 +136,8 @@ def _router_argv(
 ) -> list[str]:
     flags = {
         "listen": options.listen if number == 0 else "127.0.0.1:0",
-        "router": f"router-{number}",
+        "name": f"router-{number}",
+        "drain-timeout-s": ROUTER_DRAIN_S,
         "model": options.model,
         "redis-url": redis_url,
         "prefill": ",".join(child.address for child in prefill) or "none",

@@ -46,7 +46,7 @@ def up(
     dtype: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "bfloat16",
     threads: Annotated[int, typer.Option(min=1, help="Threads of each member's engine.")] = 1,
     kv_tokens: Annotated[int, typer.Option(min=1024, help="KV memory of each member, in tokens.")] = 65_536,
-    transport: Annotated[str, typer.Option(help="How pages travel: nixl (TCP) or nixl-cma (shared memory).")] = "nixl",
+    transport: Annotated[str, typer.Option(help="How pages travel by NIXL: tcp, or cma (shared memory).")] = "tcp",
     otlp_endpoint: Annotated[str, typer.Option(help="http://host:4317 of a trace collector.")] = "",
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     as_json: Annotated[bool, typer.Option("--json", help="Print addresses as JSON when ready.")] = False,

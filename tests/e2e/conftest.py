@@ -23,7 +23,7 @@ def cell_of(**options: object) -> Iterator[Cell]:
     extra = (
         ("prefill", f"--context-tokens={CONTEXT_TOKENS}"),
         ("decode", f"--context-tokens={CONTEXT_TOKENS}"),
-        ("prefill", f"--step-tokens={STEP_TOKENS}"),
+        ("prefill", f"--max-step-tokens={STEP_TOKENS}"),
         *options.pop("extra", ()),
     )
     settings = {"model": DEFAULT_MODEL, "listen": "127.0.0.1:0", "kv_tokens": 32_768, "log_level": "warning", "extra": extra}

@@ -23,7 +23,7 @@ QUEUE_REQUESTS = 20
 @pytest.fixture(scope="module")
 def tiny_cell() -> Iterator[Cell]:
     """Decode pages for about four requests at once; twenty may wait."""
-    extra = (("decode", "--kv-tokens=1024"), ("router", f"--queue-requests={QUEUE_REQUESTS}"), ("router", "--queue-clock-s=120"))
+    extra = (("decode", "--total-pages=65"), ("router", f"--queue-requests={QUEUE_REQUESTS}"), ("router", "--queue-clock-s=120"))
     with cell_of(extra=extra) as cell:
         yield cell
 
