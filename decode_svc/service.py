@@ -87,6 +87,7 @@ class DecodeService:
     service_names = (SERVICE_NAME,)
 
     def __init__(self, frame: Frame, settings: DecodeSettings, parts: Parts) -> None:
+        """A service for `frame`; made on the event loop, before its server starts."""
         self._frame = frame
         self._settings = settings
         self._parts = parts
@@ -97,7 +98,7 @@ class DecodeService:
         self.streams = Streams(settings.stream_bytes, self.inbox.put_always, time.monotonic)
         self._servicer = DecodeServicer(self.inbox, self.streams, self._recorder.refused)
         self._drains = Drains(parts.dial, self.inbox.put_always, self._metrics.drain.observe, settings.drain_call_s)
-        self._snapshot: Snapshot | None = None
+        self.snapshot: Snapshot | None = None
         self._info: MemberInfo | None = None
         self._engine: EngineThread | None = None
         self._pump: ReceivePump | None = None
@@ -141,7 +142,7 @@ class DecodeService:
 
     def load(self) -> MemberLoad:
         """How busy it was after its last turn."""
-        now = self._snapshot
+        now = self.snapshot
         if now is None:
             return MemberLoad(free_pages=self._info.total_pages if self._info is not None else 0)
         return MemberLoad(
@@ -256,7 +257,7 @@ class DecodeService:
         if outbox.step is not None:
             self._recorder.step(outbox.step)
         if outbox.snapshot is not None:
-            self._snapshot = outbox.snapshot
+            self.snapshot = outbox.snapshot
 
     def _take(self, event: m.SeatEvent, now: float) -> None:
         stream = self.streams.deliver(event, now)
@@ -316,7 +317,7 @@ class DecodeService:
     def _gauges(self) -> DecodeGauges:
         engine, pump = self._engine, self._pump
         return gauges(
-            self._snapshot,
+            self.snapshot,
             stream_buffer_bytes=self.streams.buffer_bytes,
             slow_readers=self.streams.slow_readers,
             receiving_agents=pump.statistics().writers if pump is not None else 0,

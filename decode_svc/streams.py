@@ -121,9 +121,9 @@ class SeatStream:
 
     @property
     def behind(self) -> bool:
-        """Whether what waits fills the flow window: the engine has paused it, or is about to."""
+        """Whether the flow window is full as the engine counts it: it has paused the sequence, or is about to."""
         writing = self._writing.cost_bytes if self._writing is not None else 0
-        return self.log.held_bytes + writing >= self._high_water_bytes
+        return self.log.held_bytes + writing + self._credit.untold_bytes >= self._high_water_bytes
 
     def not_taken_since(self) -> float | None:
         """When the oldest output came that its reader has not taken; None when there is none."""

@@ -89,14 +89,16 @@ class DecodeWorker:
         commands = self._inbox.drain()
         self._scheduler.accept(commands, started_at)
         plan = self._scheduler.next_batch(started_at)
-        self._dirty = self._dirty or bool(commands) or plan is not None
+        self._dirty = self._dirty or bool(commands)
         if plan is None:
-            self._tell(None, more=False)
+            self._tell(None, with_load=True)
             return False
         if commands:
             # Answers to what came in do not wait for the step.
-            self._tell(None, more=True)
-        self._tell(self._run(plan, started_at), more=True)
+            self._tell(None, with_load=True)
+        times = self._run(plan, started_at)
+        self._dirty = True
+        self._tell(times, with_load=started_at - self._told_at >= SNAPSHOT_EVERY_S)
         return True
 
     def next_wake(self) -> float | None:
@@ -152,8 +154,8 @@ class DecodeWorker:
             self._prompt_tokens_per_s = rate if known == 0.0 else known + RATE_WEIGHT * (rate - known)
         return times
 
-    def _tell(self, times: StepTimes | None, *, more: bool) -> None:
-        """Run errands and publish what there is; `more`: another step follows at once."""
+    def _tell(self, times: StepTimes | None, *, with_load: bool) -> None:
+        """Run errands and publish what there is; `with_load`: the load too, if it may have changed."""
         started_at = time.monotonic()
         drains = []
         for errand in self._scheduler.take_errands():
@@ -168,7 +170,7 @@ class DecodeWorker:
             self._armed = armed
             self._ports.armed(armed)
         snapshot = None
-        if self._dirty and (not more or started_at - self._told_at >= SNAPSHOT_EVERY_S):
+        if self._dirty and with_load:
             snapshot = take_snapshot(self._scheduler, self._step_s, self._prompt_tokens_per_s)
             self._dirty = False
             self._told_at = started_at

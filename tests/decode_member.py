@@ -25,6 +25,7 @@ from rpc.channels import internal_channel
 from tandem.pools.v1 import decode_pb2, decode_pb2_grpc, grant_pb2, member_pb2, member_pb2_grpc, prefill_pb2, prefill_pb2_grpc
 from tandem.v1 import inference_pb2
 from tests.scripted import ScriptedRunner, ScriptedTokenizer
+from tests.waiting import until
 
 WAIT_S = 10.0
 
@@ -188,29 +189,39 @@ class Member:
         assert list(response.faults) == []
         return dict(response.books)
 
-    async def until_books(self, holds: Callable[[Mapping[str, int]], bool]) -> Mapping[str, int]:
+    async def until_books(self, holds: Callable[[Mapping[str, int]], bool], what: str) -> Mapping[str, int]:
         """Recount until something holds."""
-        async with asyncio.timeout(WAIT_S):
-            while not holds(books := await self.books()):
-                await asyncio.sleep(0.005)
-        return books
+        found: Mapping[str, int] = {}
+
+        async def look() -> bool:
+            nonlocal found
+            found = await self.books()
+            return holds(found)
+
+        await until(look, WAIT_S, what)
+        return found
 
     async def step_with(self, waiting: int = 1) -> None:
         """Let one held step through once so many messages wait for its end."""
-        async with asyncio.timeout(WAIT_S):
-            while self.service.inbox.statistics().waiting < waiting:
-                await asyncio.sleep(0.001)
+
+        async def wait() -> bool:
+            return self.service.inbox.statistics().waiting >= waiting
+
+        await until(wait, WAIT_S, f"{waiting} messages in the inbox")
         self.runner.gate.step()
 
     async def until_noted(self) -> None:
-        """Wait until a cancel of the only seat has reached the engine's inbox."""
-        async with asyncio.timeout(WAIT_S):
-            while not any(stream.asked_to_end for stream in self.service.streams.open()):
-                await asyncio.sleep(0.001)
+        """Wait until the end of a seat was asked for."""
+
+        async def noted() -> bool:
+            return any(stream.asked_to_end for stream in self.service.streams.open())
+
+        await until(noted, WAIT_S, "the end of a seat was asked for")
 
     async def assert_empty(self) -> None:
         """Nothing is held any more."""
-        books = await self.until_books(lambda b: b["streams"] == 0 and b["grants_open"] == 0 and b["seats"] == 0)
+        gone = ("streams", "grants_open", "seats", "drain_calls")
+        books = await self.until_books(lambda found: not any(found[name] for name in gone), "everything is given back")
         assert books["pages_free"] == books["pages_total"]
         held = {k: v for k, v in books.items() if k not in ("pages_free", "pages_total") and v}
         assert held == {}
@@ -227,7 +238,10 @@ async def decode_member(
 ) -> AsyncIterator[Member]:
     """A member, from its start to its end; `settings` are DecodeSettings."""
     tokenizer = ScriptedTokenizer(words)
-    runner = ScriptedRunner(tokenizer.vocabulary_size, outputs, otherwise=otherwise, total_pages=total_pages)
+    limit = settings.get("context_tokens", 128)
+    runner = ScriptedRunner(
+        tokenizer.vocabulary_size, outputs, otherwise=otherwise, total_pages=total_pages, context_tokens=limit
+    )
     fabric = MemoryFabric()
     writer = Writer(fabric, runner)
     made: list[DecodeService] = []
