@@ -41,6 +41,7 @@ async def test_a_second_server_cannot_take_the_port():
             second.add_insecure_port(f"127.0.0.1:{served.port}")
 
 
+@pytest.mark.slow
 async def test_large_messages_pass_up_to_the_limit():
     async def size(request, context):
         await context.write(str(len(request)).encode())
