@@ -31,6 +31,7 @@ from kv_transfer.ports import (
 
 STEP_BYTES = 1024 * 1024
 NOTICES_MAX = 100_000
+WRITERS_MAX = 64
 
 
 @dataclass(slots=True)
@@ -255,10 +256,11 @@ class MemorySender:
 class MemoryReceiver:
     """One receiving agent per writer incarnation on a fabric. See Receiver."""
 
-    def __init__(self, fabric: MemoryFabric, name: str, slabs: Sequence[Slab]) -> None:
+    def __init__(self, fabric: MemoryFabric, name: str, slabs: Sequence[Slab], writers_max: int = WRITERS_MAX) -> None:
         self._fabric = fabric
         self._name = name
         self._slabs = tuple(slabs)
+        self._writers_max = writers_max
         self._agents: dict[str, tuple[_Agent, Endpoint]] = {}
 
     @property
@@ -268,9 +270,12 @@ class MemoryReceiver:
 
     def endpoint(self, writer: str) -> Endpoint:
         """See Receiver."""
-        found = self._agents.get(writer)
+        found = self._agents.pop(writer, None)
         if found is not None:
+            self._agents[writer] = found  # in order of the last request
             return found[1]
+        if len(self._agents) >= self._writers_max:
+            self.fence(next(iter(self._agents)))
         name = f"{self._name}-{secrets.token_hex(8)}"
         agent = self._fabric.add(name, self._slabs)
         endpoint = endpoint_of(name, _write_metadata(name, self._slabs), self._slabs)

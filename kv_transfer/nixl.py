@@ -193,12 +193,16 @@ class NixlSender:
             raise SendFailed(CAUSE_CONNECT_FAILED, f"agent {endpoint.agent}: {error}") from error
         name = added.decode() if isinstance(added, bytes) else added
         if name != endpoint.agent:
+            if name not in self._peers:
+                agent.agent.remove_remote_agent(name)
             raise SendFailed(CAUSE_BAD_METADATA, f"the metadata is of agent {name} and the endpoint says {endpoint.agent}")
         self._peers.add(name)
 
     def post(self, push: Push) -> None:
         """See Sender."""
         agent = self._open()
+        if push.push_id in self._in_flight:
+            raise ValueError(f"push {push.push_id} is in flight already")
         if push.agent in self._gone:
             raise SendFailed(CAUSE_PEER_GONE, f"agent {push.agent} is gone")
         if push.agent not in self._peers:
@@ -287,14 +291,17 @@ class NixlReceiver:
         return len(self._agents)
 
     def endpoint(self, writer: str) -> Endpoint:
-        """See Receiver. After a fence the next agent of that writer has another name: the old connection stays cut."""
-        found = self._agents.get(writer)
+        """See Receiver. After a fence the next agent of that writer has another name: the old connection stays cut.
+
+        At the bound the writer that was not asked about for longest is fenced: writers that left are never named again, and one
+        that still writes learns it by its pushes' failure.
+        """
+        found = self._agents.pop(writer, None)
         if found is not None:
+            self._agents[writer] = found  # in order of the last request
             return found[1]
-        if len(self._agents) >= self._writers_max:
-            raise ReceiveFailed(
-                f"all {self._writers_max} receiving agents are in use: fence writers that are gone, or raise writers_max"
-            )
+        if len(self._agents) >= self._writers_max and not any(self.fence(old) for old in list(self._agents)):
+            raise ReceiveFailed(f"all {self._writers_max} receiving agents have living writers: raise writers_max")
         name = f"{self._name}-{secrets.token_hex(8)}"
         try:
             agent = _Agent(name, self._slabs)

@@ -108,7 +108,10 @@ class Receiver(Protocol):
     """Memory that peers may write into, with one receiving agent per writer incarnation."""
 
     def endpoint(self, writer: str) -> Endpoint:
-        """The endpoint for one writer incarnation; makes its agent on first use (tens of milliseconds). Raises ReceiveFailed."""
+        """The endpoint for one writer incarnation; makes its agent on first use (tens of milliseconds).
+
+        When all agents are in use, that of the writer that was not asked about for longest is fenced. Raises ReceiveFailed.
+        """
 
     def poll(self) -> list[tuple[str, bytes]]:
         """Notices that arrived since the last call: (writer incarnation whose agent received it, notice bytes)."""

@@ -33,6 +33,8 @@ IDLE_POLL_S = 5e-3
 IDLE_SEND_S = 0.5
 QUEUED_PUSHES_MAX = 4096
 REQUESTS_MAX = 4096
+# Failed connections whose cause is remembered.
+REFUSED_MAX = 256
 IN_FLIGHT_PER_PEER_MAX = 32
 IN_FLIGHT_MAX = 256
 # A push that waited for so long was queued by a process that slept since: others may have acted without it.
@@ -112,11 +114,12 @@ class SendPump(PumpThread[Sender]):
         super().__init__("send-pump", make_sender, on_crash)
         self._deliver = deliver
         self._limits = limits or SendLimits()
-        self._door = threading.Lock()  # around the three below, which callers write
+        self._door = threading.Lock()  # around what callers write, down to _shut
         self._endpoints: dict[str, Endpoint] = {}
         self._submitted: deque[_Queued] = deque()
         self._withdrawn: set[int] = set()
         self._waiting = 0  # pushes submitted and not posted
+        self._shut = False  # set when nobody will look at a submitted push again
         # From here on only the pump's thread writes.
         self._queues: dict[str, deque[_Queued]] = {}
         self._posted: dict[int, _Posted] = {}
@@ -136,6 +139,8 @@ class SendPump(PumpThread[Sender]):
         """Queue a push; pushes to one agent are posted in order. Raises PumpFull, or PumpStopped."""
         self._check_running()
         with self._door:
+            if self._shut:
+                raise PumpStopped("the send pump is closed")
             if self._waiting >= self._limits.queued_pushes:
                 raise PumpFull(self._limits.queued_pushes)
             self._waiting += 1
@@ -159,6 +164,7 @@ class SendPump(PumpThread[Sender]):
         self._take(end)
         self._post(end)
         self._poll(end)
+        self._stats.peers = end.peers
         self._hand_over()
         return ARMED_POLL_S if self._posted or self._queues else IDLE_SEND_S
 
@@ -172,7 +178,10 @@ class SendPump(PumpThread[Sender]):
                 end.connect(endpoint)
                 self._refused.pop(endpoint.agent, None)
             except SendFailed as failure:
+                self._refused.pop(endpoint.agent, None)
                 self._refused[endpoint.agent] = failure
+                if len(self._refused) > REFUSED_MAX:
+                    del self._refused[next(iter(self._refused))]
         for one in submitted:
             self._queues.setdefault(one.push.agent, deque()).append(one)
         if withdrawn:
@@ -218,7 +227,6 @@ class SendPump(PumpThread[Sender]):
                 self._stats.pushes += 1
                 self._stats.sent_bytes += posted.push.size_bytes
             self._note(result)
-        self._stats.peers = end.peers
 
     def _drop_stale(self, oldest: float) -> None:
         for agent, queue in list(self._queues.items()):
@@ -267,7 +275,12 @@ class SendPump(PumpThread[Sender]):
             time.sleep(ARMED_POLL_S)
 
     def _closed(self) -> None:
-        """What was still in flight was cut off with the agent."""
+        """What was still in flight was cut off with the agent; what was submitted while closing is answered too."""
+        with self._door:
+            self._shut = True
+            late = list(self._submitted)
+        for one in late:
+            self._answer(PushResult(one.push.push_id, False, CAUSE_CLOSED, "not posted"))
         self._cut_off = len(self._posted)
         for push_id in list(self._posted):
             del self._posted[push_id]

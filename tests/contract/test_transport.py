@@ -242,6 +242,17 @@ def test_a_frozen_reader_delays_a_push_and_nothing_else(wire):
     assert [r.ok for r in wire.writer.answer()] == [True]
 
 
+def test_at_the_bound_the_writer_not_asked_about_for_longest_makes_room(wire):
+    asked = ["a", "b", "a", "c", "a", "b"]
+    if wire.kind == "cma":
+        with pytest.raises(AssertionError, match="living writers"):
+            wire.reader.do("bounded_endpoints", 2, asked)
+        return
+    a, b, a2, c, a3, b2 = wire.reader.do("bounded_endpoints", 2, asked)
+    assert a == a2 == a3
+    assert len({a, b, c, b2}) == 4, "a name is never used again"
+
+
 def test_the_transfer_threads_carry_a_handover(wire):
     endpoint = wire.reader.do("pump_endpoint", "pumped writer")
     pushes = [(i, [(i, 255 - i)]) for i in range(48)]

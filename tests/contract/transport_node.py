@@ -46,11 +46,11 @@ class Memory:
 class Node:
     """Memory, one end of a transport, and the book that goes with it."""
 
-    def __init__(self, make: Callable[[str, Sequence[Slab]], Any], role: str) -> None:
+    def __init__(self, make: Callable[..., Any], role: str) -> None:
         self.pages = Memory(PAGES, PAGE_BYTES)
         self.rows = Memory(ROWS, ROW_BYTES)
         self.incarnation = new_incarnation()
-        self.make = lambda name: make(name, [self.pages.slab, self.rows.slab])
+        self.make = lambda name, **more: make(name, [self.pages.slab, self.rows.slab], **more)
         self.end: Any = self.make(f"{role}-{self.incarnation}")
         self.sender: Sender = self.end
         self.receiver: Receiver = self.end
@@ -208,6 +208,14 @@ class Node:
         for page, crc in claims:
             assert zlib.crc32(self.pages.array[page]) == crc, f"push {push_id}: notice before data"
         return int(push_id)
+
+    def bounded_endpoints(self, writers_max: int, writers: list[str]) -> list[str]:
+        """Agent names that another receiver with such a bound gives to writers, asked for in turn."""
+        receiver = self.make("bounded", writers_max=writers_max)
+        try:
+            return [receiver.endpoint(writer).agent for writer in writers]
+        finally:
+            receiver.close()
 
     def pump_endpoint(self, writer: str) -> Endpoint:
         """Start a transfer thread with a receiver of its own; the endpoint for a writer."""

@@ -38,7 +38,7 @@ class LocalSide:
     def __init__(self, fabric: MemoryFabric, role: str) -> None:
         self._fabric = fabric
         make = MemorySender if role == "writer" else MemoryReceiver
-        self.node = Node(lambda name, slabs: make(fabric, name, slabs), role)
+        self.node = Node(lambda name, slabs, **more: make(fabric, name, slabs, **more), role)
         self.name = self.node.incarnation
         self._thread = ThreadPoolExecutor(1)
         self._started: Future[Any] | None = None
