@@ -2,13 +2,14 @@
 
 from dataclasses import replace
 
-import numpy as np
 import torch
 
 from engine.backend import Backend, BackendUnfit, Registration, Registry, Setup
+from engine.batch import Batch, Rows
+from engine.layout import pages_for
 from engine.reference_backend import REGISTRATION as REFERENCE
 from engine.reference_backend import ReferenceBackend
-from engine.step import Chunk, Step
+from engine.step import Step, StepLimits, build_step
 from engine.torch_backend import REGISTRATION as TORCH
 
 BACKENDS = Registry((TORCH, REFERENCE))
@@ -16,8 +17,9 @@ BACKENDS = Registry((TORCH, REFERENCE))
 # Largest difference to the reference, relative to the largest value: rounding of the dtype and another order of sums, no more.
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
 TEST_ROWS = 6
-TEST_PAGES = 13
 TEST_LAYERS = 2
+# Long enough for what a backend does with long chunks only, and no round number.
+LONG_CHUNK_TOKENS = 150
 
 
 def choose_backend(registry: Registry, name: str, setup: Setup) -> Backend:
@@ -40,16 +42,19 @@ def check_backend(registration: Registration, setup: Setup) -> None:
     """
     generator = torch.Generator().manual_seed(0)
     page_tokens = setup.pool.shape[2]
-    shape = (TEST_PAGES, TEST_LAYERS, page_tokens, 2, setup.kv_heads, setup.head_dim)
+    batch, pages = _mixed_batch(page_tokens)
+    positions = max(rows.end_position for rows in batch.rows)
+    step = build_step(batch, StepLimits(1, positions, page_tokens, pages))
+    shape = (pages, TEST_LAYERS, page_tokens, 2, setup.kv_heads, setup.head_dim)
     pool = torch.randn(shape, generator=generator).to(setup.dtype).to(setup.device)
-    rope = torch.randn((4 * page_tokens, setup.head_dim), generator=generator).to(setup.device)
+    rope = torch.randn((positions, setup.head_dim), generator=generator).to(setup.device)
     ours = replace(setup, pool=pool.clone(), rope=rope)
     theirs = replace(setup, pool=pool.clone(), rope=rope)
     try:
         candidate = registration.build(ours)
         check = _Check(registration.name, setup, generator)
         check.products(candidate, ReferenceBackend(theirs))
-        check.attention(candidate, ReferenceBackend(theirs), _mixed_step(page_tokens))
+        check.attention(candidate, ReferenceBackend(theirs), step)
     except (RuntimeError, AttributeError, OSError) as error:
         if isinstance(error, BackendUnfit):
             raise
@@ -103,27 +108,22 @@ class _Check:
         return torch.randn(shape, generator=self._generator).to(self._setup.dtype).to(self._setup.device)
 
 
-def _mixed_step(page_tokens: int) -> Step:
-    """Three decode rows of unlike lengths, a chunk from position 0 and a chunk behind a full page and a half."""
-    lengths = [1, page_tokens, 2 * page_tokens + 1]
-    tables = [[1, 0, 0], [2, 0, 0], [3, 4, 5]]
-    first = Chunk(3, 6, 0, np.array([6, 7, 8][: -(-3 // page_tokens)], dtype=np.int64))
+def _mixed_batch(page_tokens: int) -> tuple[Batch, int]:
+    """Decode rows of unlike lengths and chunks, short and long, from position 0 and behind a page and a half; pages they need."""
     past = page_tokens + page_tokens // 2
-    second = Chunk(6, 9, past, np.array([9, 10, 11, 12][: -(-(past + 3) // page_tokens)], dtype=np.int64))
-    positions = np.array([*(length - 1 for length in lengths), 0, 1, 2, past, past + 1, past + 2], dtype=np.int64)
-    pages = [np.array(table, dtype=np.int64) for table in tables]
-    tables_of_rows = [*pages, first.pages, first.pages, first.pages, second.pages, second.pages, second.pages]
-    write_pages = np.array(
-        [table[at // page_tokens] for table, at in zip(tables_of_rows, positions, strict=True)], dtype=np.int64
-    )
-    return Step(
-        token_ids=np.zeros_like(positions),
-        positions=positions,
-        write_pages=write_pages,
-        write_offsets=positions % page_tokens,
-        decode_lengths=np.array(lengths, dtype=np.int64),
-        decode_pages=np.stack(pages),
-        chunks=(first, second),
-        fresh_pages=np.array([1], dtype=np.int64),
-        logit_rows=np.arange(3, dtype=np.int64),
-    )
+    spans = [
+        (0, 1),
+        (page_tokens - 1, 1),
+        (2 * page_tokens, 1),
+        (0, 3),
+        (past, 3),
+        (0, LONG_CHUNK_TOKENS),
+        (past, LONG_CHUNK_TOKENS),
+    ]
+    rows, next_page = [], 1
+    for number, (first, count) in enumerate(spans):
+        needed = pages_for(first + count, page_tokens)
+        table = range(next_page, next_page + needed)
+        next_page += needed
+        rows.append(Rows(f"{number}", (0,) * count, first, (table,), True))
+    return Batch(tuple(rows)), next_page

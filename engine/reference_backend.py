@@ -59,11 +59,10 @@ class ReferenceBackend:
         query, _, _ = self._split(qkv.float())
         out = torch.empty_like(query)
         for row, (length, table) in enumerate(zip(step.decode_lengths.tolist(), step.decode_pages, strict=True)):
-            out[row] = self._attend_one(query[row], self._cached(torch.from_numpy(table), layer, length))
+            out[row : row + 1] = self._attend_one(query[row : row + 1], self._cached(torch.from_numpy(table), layer, length))
         for chunk in step.chunks:
-            for row in range(chunk.start, chunk.end):
-                length = chunk.first_position + row - chunk.start + 1
-                out[row] = self._attend_one(query[row], self._cached(torch.from_numpy(chunk.pages), layer, length))
+            cached = self._cached(torch.from_numpy(chunk.pages), layer, chunk.cache_tokens)
+            out[chunk.start : chunk.end] = self._attend_one(query[chunk.start : chunk.end], cached)
         return out.flatten(1).to(qkv.dtype)
 
     def logits(self, x: torch.Tensor, head: PackedLinear) -> torch.Tensor:
@@ -96,10 +95,13 @@ class ReferenceBackend:
         return self._setup.pool[table, layer].flatten(0, 1)[:length].float()
 
     def _attend_one(self, query: torch.Tensor, cached: torch.Tensor) -> torch.Tensor:
+        """query [queries, heads, head_dim] are the last tokens of cached [tokens, 2, kv_heads, head_dim]; each sees no later one."""
         group = self._setup.heads // self._setup.kv_heads
         key, value = (cached[:, which].repeat_interleave(group, dim=1) for which in (0, 1))
-        scores = torch.einsum("hd,shd->hs", query, key) * self._setup.head_dim**-0.5
-        return torch.einsum("hs,shd->hd", scores.softmax(-1), value)
+        scores = torch.einsum("qhd,shd->hqs", query, key) * self._setup.head_dim**-0.5
+        tokens = torch.arange(cached.shape[0], device=cached.device)
+        later = tokens[None, :] > tokens[-query.shape[0] :, None]
+        return torch.einsum("hqs,shd->qhd", scores.masked_fill(later, float("-inf")).softmax(-1), value)
 
 
 REGISTRATION = Registration(NAME, rank=0, fits=lambda device, dtype: True, build=ReferenceBackend)

@@ -5,6 +5,7 @@ from torch.nn import functional
 
 from engine.backend import PackedLinear, Registration, Setup
 from engine.step import Step
+from engine.torch_chunk import LEAST_PRODUCT_QUERIES, ChunkAttention, ProductChunks, SdpaChunks, product_fits
 from engine.torch_linear import Linears, choose_linears
 from engine.torch_plan import ChunkPlan, DecodeBucket, Planner, StepPlan
 
@@ -23,6 +24,8 @@ class TorchBackend:
         self._head_linears: Linears = choose_linears(setup.device, torch.float32)
         self._planner = Planner(setup)
         self._plan: StepPlan | None = None
+        self._sdpa = SdpaChunks(setup)
+        self._products = ProductChunks(setup) if product_fits(setup) else None
         self._page_rows = setup.pool.view(pages * layers, -1)
         self._token_rows = setup.pool.view(pages * layers * page_tokens, -1)
         self._page_tokens = page_tokens
@@ -39,6 +42,7 @@ class TorchBackend:
 
     def begin(self, step: Step) -> None:
         self._plan = plan = self._planner.plan(step)
+        self._sdpa.begin()
         if plan.fresh_pages is not None:
             self._setup.pool.index_fill_(0, plan.fresh_pages, 0)
         if plan.gathered_pages * self._page_rows.shape[1] > self._gathered.numel():
@@ -106,24 +110,15 @@ class TorchBackend:
     def _attend_chunk(self, qkv: torch.Tensor, layer: int, chunk: ChunkPlan, out: torch.Tensor) -> None:
         setup = self._setup
         rows = qkv[chunk.start : chunk.end]
-        query = rows[:, : setup.query_columns].view(1, -1, setup.heads, setup.head_dim).transpose(1, 2)
+        query = rows[:, : setup.query_columns].view(-1, setup.heads, setup.head_dim)
         if chunk.page_rows is None:
             cached = rows[:, setup.query_columns :].view(-1, 2, setup.kv_heads, setup.head_dim)
         else:
             cached = self._gather(chunk.page_rows, layer).view(-1, 2, setup.kv_heads, setup.head_dim)[: chunk.cache_tokens]
-        key, value = cached[None].transpose(1, 3).unbind(2)
-        place = out[chunk.start : chunk.end].view(-1, setup.heads, setup.head_dim)
-        for block in chunk.blocks:
-            mixed = functional.scaled_dot_product_attention(
-                query[:, :, block.start : block.end],
-                key[:, :, : block.key_tokens],
-                value[:, :, : block.key_tokens],
-                attn_mask=block.mask,
-                is_causal=block.mask is None,
-                scale=self._scale,
-                enable_gqa=True,
-            )
-            place[block.start : block.end].copy_(mixed[0].transpose(0, 1))
+        attention: ChunkAttention = self._sdpa
+        if self._products is not None and query.shape[0] >= LEAST_PRODUCT_QUERIES:
+            attention = self._products
+        attention.attend(query, cached, out[chunk.start : chunk.end].view(-1, setup.heads, setup.head_dim))
 
 
 REGISTRATION = Registration(NAME, rank=10, fits=lambda device, dtype: True, build=TorchBackend)

@@ -46,6 +46,11 @@ class OneDnnLinears:
         product: torch.Tensor = self._product(x, packed.weight, packed.bias, "none", [], "")
         return product
 
+    def multiply(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """x @ weight.T for a weight that is not worth packing; both contiguous, else oneDNN falls to its slow reference code."""
+        product: torch.Tensor = self._product(x, weight, None, "none", [], "")
+        return product
+
 
 def choose_linears(device: torch.device, dtype: torch.dtype) -> Linears:
     """oneDNN's packed linears when they work here and agree with the plain product, else the plain one."""

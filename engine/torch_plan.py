@@ -13,8 +13,6 @@ from engine.step import Chunk, Ints, Step
 BUCKET_PADDING_TOKENS = 256
 # Most bytes of keys and values gathered at once for several sequences (one sequence may need more).
 GATHER_BYTES = 32 * 1024 * 1024
-# Most queries that share one mask: bounds a mask to this many rows of the context.
-QUERY_BLOCK_TOKENS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +30,6 @@ class DecodeBucket:
 
 
 @dataclass(frozen=True, slots=True)
-class QueryBlock:
-    """Queries start..end-1 of a chunk see the first key_tokens keys under mask [queries, key_tokens]; no mask: causal from 0."""
-
-    start: int
-    end: int
-    key_tokens: int
-    mask: torch.Tensor | None
-
-
-@dataclass(frozen=True, slots=True)
 class ChunkPlan:
     """A prefill chunk at packed rows start..end-1. page_rows is None when it is all of the sequence so far."""
 
@@ -49,7 +37,6 @@ class ChunkPlan:
     end: int
     cache_tokens: int
     page_rows: torch.Tensor | None
-    blocks: tuple[QueryBlock, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,19 +110,8 @@ class Planner:
         return DecodeBucket(start, end, self._tensor(page_rows), mask)
 
     def _chunk(self, chunk: Chunk) -> ChunkPlan:
-        queries = chunk.end - chunk.start
         page_rows = self._tensor(chunk.pages * self._layers) if chunk.first_position else None
-        blocks = tuple(self._block(chunk, start, queries) for start in range(0, queries, QUERY_BLOCK_TOKENS))
-        return ChunkPlan(chunk.start, chunk.end, chunk.cache_tokens, page_rows, blocks)
-
-    def _block(self, chunk: Chunk, start: int, queries: int) -> QueryBlock:
-        end = min(start + QUERY_BLOCK_TOKENS, queries)
-        before = chunk.first_position + start
-        if before == 0:
-            return QueryBlock(start, end, end, None)
-        key_tokens = chunk.first_position + end
-        hidden = torch.ones(end - start, key_tokens, dtype=torch.bool).triu_(before + 1)
-        return QueryBlock(start, end, key_tokens, self._mask(hidden))
+        return ChunkPlan(chunk.start, chunk.end, chunk.cache_tokens, page_rows)
 
     def _mask(self, hidden: torch.Tensor) -> torch.Tensor:
         mask = torch.zeros(hidden.shape, dtype=self._setup.dtype).masked_fill_(hidden, float("-inf"))
