@@ -80,7 +80,7 @@ def test_no_agent_without_the_environment(end):
 def test_too_late_is_refused(monkeypatch):
     # The true module would load torch into the test run.
     monkeypatch.setitem(sys.modules, "nixl_cu13._bindings", types.ModuleType("nixl_cu13._bindings"))
-    with pytest.raises(TransportSettings, match="nixl was imported before UCX_TLS, .* was set: call prepare_environment first"):
+    with pytest.raises(TransportSettings, match=r"nixl was imported before UCX_TLS, .* was set: call prepare"):
         prepare_environment()
     assert "UCX_TLS" not in os.environ
 
