@@ -3,6 +3,7 @@ again when it is long over, comes to what the model says."""
 
 import asyncio
 import itertools
+import random
 from dataclasses import dataclass, field
 
 import pytest
@@ -20,7 +21,7 @@ from tests.redis_server import holds, new_cell, new_record, pages, redis_url, to
 
 __all__ = ["redis_url"]
 
-IDS = ("a", "b", "c", "d")
+IDS = ("a", "b", "c", "d", "e")
 ROUTERS = ("router-a", "router-b")
 PAGE_LIMIT, TOKEN_LIMIT = 10, 100
 LOSS = {State.ADMITTED: Event.REFUSED, State.PREFILLING: Event.PREFILL_LOST, State.DECODING: Event.DECODE_LOST}
@@ -90,6 +91,8 @@ class StoreMachine(RuleBasedStateMachine):
         where = RedisSettings(url=self.url, cell=new_cell())
         self.links = {router: RepeatingLink(where) for router in ROUTERS}
         self.stores = {router: RedisStore(where, router, link=self.links[router]) for router in ROUTERS}
+        for request_id, router in zip(IDS, ROUTERS, strict=False):
+            self.create(request_id, router, 1, "body")
 
     def teardown(self) -> None:
         for store in self.stores.values():
@@ -107,12 +110,10 @@ class StoreMachine(RuleBasedStateMachine):
         """Ids of live requests, in one of the states if any are given."""
         return sorted(name for name, k in self.known.items() if k.live and (not states or k.record.state in states))
 
-    def pick(self, data: st.DataObject, *states: State) -> tuple[Known, RedisStore]:
-        known = self.known[data.draw(st.sampled_from(self.live(*states)))]
-        return known, self.stores[known.record.router]
-
     ids = st.sampled_from(IDS)
     routers = st.sampled_from(ROUTERS)
+    dices = st.integers(0, 9)
+    rarely = st.integers(0, 7).map(lambda number: number > 5)
     members = st.sampled_from(["decode-0", "decode-1"])
     times = st.integers(1, 3)
 
@@ -133,32 +134,49 @@ class StoreMachine(RuleBasedStateMachine):
             assert result.outcome is CreateOutcome.CREATED
             assert result.record == record
             self.known[request_id] = Known(record)
-            # Half of the requests are queued right away, so that more of the steps are about running ones.
-            if body == "body" and times > 1:
+            # Some are queued right away, so that more of the steps are about running ones.
+            if times < 3:
                 record.advance(Event.ACCEPTED, self.now())
                 assert self.run(router, times, self.stores[router].advance(record)).applied
 
-    @precondition(lambda self: self.live(State.QUEUED))
-    @rule(times=times, amount=st.integers(0, 7), member=members, data=st.data())
-    def admit(self, times: int, amount: int, member: str, data: st.DataObject) -> None:
-        known, store = self.pick(data, State.QUEUED)
-        attempt, wanted = known.record.attempt, self.wanted(amount, member)
+    @precondition(lambda self: self.live())
+    @rule(
+        steps=st.lists(
+            st.tuples(st.integers(0, 99), times, st.integers(0, 7), members, st.integers(0, 9)), min_size=2, max_size=8
+        )
+    )
+    def progress(self, steps: list[tuple[int, int, int, str, int]]) -> None:
+        for which, times, amount, member, dice in steps:
+            live = self.live()
+            if live:
+                self.go_on(self.known[live[which % len(live)]], times, self.wanted(amount, member), dice)
+
+    def go_on(self, known: Known, times: int, wanted: Reservations, dice: int) -> None:
+        """One request goes on: mostly along the way, sometimes back."""
+        store = self.stores[known.record.router]
+        if known.record.state is State.QUEUED and dice > 0:
+            self.admit(known, store, wanted, times)
+        elif known.record.state in LOSS and dice < 3:
+            self.retry(known, store, None if dice == 0 else wanted, times)
+        elif known.record.state in (State.DRAINING, State.CANCEL_REQUESTED) or dice == 9:
+            self.finish(known, store, times)
+        else:
+            self.advance(known, store, times, dice)
+
+    def admit(self, known: Known, store: RedisStore, wanted: Reservations, times: int) -> None:
+        attempt = known.record.attempt
         result = self.run(known.record.router, times, store.admit(known.record, wanted, self.now()))
         self.placed(known, wanted, attempt, result)
 
-    @precondition(lambda self: self.live(*LOSS))
-    @rule(times=times, amount=st.integers(0, 7), member=members, nowhere=st.booleans(), data=st.data())
-    def retry(self, times: int, amount: int, member: str, nowhere: bool, data: st.DataObject) -> None:
-        known, store = self.pick(data, *LOSS)
-        record, attempt, wanted = known.record, known.record.attempt, self.wanted(amount, member)
-        offered = None if nowhere else wanted
+    def retry(self, known: Known, store: RedisStore, offered: Reservations | None, times: int) -> None:
+        record, attempt = known.record, known.record.attempt
         result = self.run(record.router, times, store.retry(record, LOSS[record.state], offered, self.now()))
         known.held, known.claims = {}, None
-        if nowhere:
+        if offered is None:
             assert result.applied
             assert (record.state, record.attempt) == (State.QUEUED, attempt + 1)
         else:
-            self.placed(known, wanted, attempt + 1, result)
+            self.placed(known, offered, attempt + 1, result)
 
     def wanted(self, amount: int, member: str) -> Reservations:
         return holds(pages(amount, PAGE_LIMIT, member), tokens(amount * 9, TOKEN_LIMIT), decode=member)
@@ -175,34 +193,32 @@ class StoreMachine(RuleBasedStateMachine):
             known.held = {claim.budget.label: claim.amount for claim in wanted.claims if claim.amount}
             known.claims = wanted
 
-    @precondition(lambda self: self.live())
-    @rule(times=times, steps=st.integers(1, 3), data=st.data())
-    def advance(self, times: int, steps: int, data: st.DataObject) -> None:
-        known, store = self.pick(data)
-        for _ in range(steps):
+    def advance(self, known: Known, store: RedisStore, times: int, dice: int) -> None:
+        for _ in range(1 + dice % 3):
             events = [event for event in FORWARD if (known.record.state, event) in TABLE]
             if known.flagged and (known.record.state, Event.CANCEL) in TABLE:
                 events.append(Event.CANCEL)
             if events:
-                known.record.advance(data.draw(st.sampled_from(events)), self.now())
+                known.record.advance(events[dice % len(events)], self.now())
                 known.settle()
         result = self.run(known.record.router, times, store.advance(known.record))
         assert result.applied
         assert result.state is known.record.state
 
     @precondition(lambda self: self.live())
-    @rule(times=times)
-    def owners_assert_what_lives(self, times: int) -> None:
+    @rule(times=times, rarely=rarely)
+    def owners_assert(self, times: int, rarely: bool) -> None:
+        if rarely:
+            self.assert_all(times)
+
+    def assert_all(self, times: int) -> None:
         for router in ROUTERS:
             live = [LiveRequest(k.record, k.claims) for k in self.known.values() if k.live and k.record.router == router]
             results = self.run(router, times, self.stores[router].assert_live(live))
             assert all(result.applied for result in results.values())
             assert len(results) == len(live)
 
-    @precondition(lambda self: self.live())
-    @rule(times=times, data=st.data())
-    def finish(self, times: int, data: st.DataObject) -> None:
-        known, store = self.pick(data)
+    def finish(self, known: Known, store: RedisStore, times: int) -> None:
         record = known.record
         if record.state is State.DECODING:
             record.advance(Event.STOPPED, self.now())
@@ -218,8 +234,10 @@ class StoreMachine(RuleBasedStateMachine):
         assert result.won
         assert result.record == record
 
-    @rule(request_id=ids, router=routers, times=times)
-    def cancel(self, request_id: str, router: str, times: int) -> None:
+    @rule(request_id=ids, router=routers, times=times, seldom=st.integers(0, 3))
+    def cancel(self, request_id: str, router: str, times: int, seldom: int) -> None:
+        if seldom:
+            return
         at = self.now()
         result = self.run(router, times, self.stores[router].request_cancel(request_id, "reason", at))
         known = self.known.get(request_id)
@@ -235,6 +253,7 @@ class StoreMachine(RuleBasedStateMachine):
         else:
             assert (result.outcome, result.ending) == (CancelOutcome.ALREADY_ENDED, known.record.ending)
 
+    @precondition(lambda self: any(known.flagged for known in self.known.values()))
     @rule(router=routers)
     def heartbeat(self, router: str) -> None:
         flagged = {name for name, known in self.known.items() if known.live and known.flagged and known.record.router == router}
@@ -245,8 +264,11 @@ class StoreMachine(RuleBasedStateMachine):
     def something_comes_late(self, router: str, which: int) -> None:
         self.loop.run(self.links[router].again(which))
 
-    @rule(dead=routers, times=times)
-    def router_dies(self, dead: str, times: int) -> None:
+    @precondition(lambda self: self.live())
+    @rule(dead=routers, times=times, rarely=rarely)
+    def router_dies(self, dead: str, times: int, rarely: bool) -> None:
+        if not rarely:
+            return
         other = next(router for router in ROUTERS if router != dead)
         self.run(dead, 1, self.stores[dead].leave())
         self.run(other, 1, self.stores[other].heartbeat())
@@ -264,8 +286,10 @@ class StoreMachine(RuleBasedStateMachine):
         self.run(dead, times, self.stores[dead].heartbeat())
 
     @precondition(lambda self: self.live())
-    @rule(times=times)
-    def memory_is_lost(self, times: int) -> None:
+    @rule(times=times, rarely=rarely)
+    def memory_is_lost(self, times: int, rarely: bool) -> None:
+        if not rarely:
+            return
         link = self.links[ROUTERS[0]]
 
         async def forget() -> None:
@@ -279,7 +303,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.known = {name: known for name, known in self.known.items() if known.live}
         for other in self.links.values():
             other.past.clear()
-        self.owners_assert_what_lives(times)
+        self.assert_all(times)
         for router in ROUTERS:
             self.run(router, 1, self.stores[router].heartbeat())
 
@@ -308,6 +332,38 @@ def test_any_interleaving_equals_the_model(redis_url: str) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True
+            max_examples=40, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True
         ),
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_a_long_run_equals_the_model(redis_url: str, seed: int) -> None:
+    """As above without the search for small examples: one long mixed history, most of it about running requests."""
+    rng = random.Random(seed)
+    machine = type("Machine", (StoreMachine,), {"url": redis_url})()
+    machine.open()
+
+    def progress() -> None:
+        machine.progress([(rng.randrange(99), rng.randint(1, 3), rng.randrange(8), "decode-0", rng.randrange(10))])
+
+    def create() -> None:
+        machine.create(rng.choice(IDS), rng.choice(ROUTERS), rng.randint(1, 3), rng.choice(["body", "body", "other"]))
+
+    actions = {
+        progress: 60,
+        create: 10,
+        lambda: machine.cancel(rng.choice(IDS), rng.choice(ROUTERS), rng.randint(1, 3), 0): 3,
+        lambda: machine.something_comes_late(rng.choice(ROUTERS), rng.randrange(1000)): 30,
+        lambda: machine.assert_all(rng.randint(1, 3)): 4,
+        lambda: machine.heartbeat(rng.choice(ROUTERS)): 4,
+        lambda: machine.router_dies(rng.choice(ROUTERS), rng.randint(1, 3), True): 1,
+        lambda: machine.memory_is_lost(rng.randint(1, 3), True): 4,
+    }
+    try:
+        for action in rng.choices(list(actions), weights=list(actions.values()), k=300):
+            action()
+            machine.store_equals_model()
+    finally:
+        machine.teardown()

@@ -1,0 +1,332 @@
+"""What a store does when the server is away, slow, forgetful, or when its caller leaves in the middle of a call."""
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from lifecycle.finish import Cause, Ending, FinishReason
+from lifecycle.states import TABLE, TERMINAL, Event, State
+from router.embedded import EmbeddedServer, EmbeddedServerError
+from router.redis_link import Keys, RedisLink, RedisSettings
+from router.redis_scripts import NAMES, rules, script
+from router.redis_store import RedisStore
+from router.store import CreateOutcome, LiveRequest, StoreUnavailable, WriteOutcome
+from tests.redis_server import MakeStore, cell, holds, make_store, new_record, pages, redis_url, tokens
+from tests.waiting import until
+
+__all__ = ["cell", "make_store", "redis_url"]
+
+HELD = holds(pages(5, 10), tokens(50, 100))
+
+#: Commands that scripts may use: all are in Redis 7.2.
+COMMANDS = {
+    "DEL", "EXISTS", "EXPIRE", "HDEL", "HGET", "HGETALL", "HINCRBY", "HSET", "HSETNX", "PUBLISH", "SADD", "SREM", "TIME",
+    "ZADD", "ZCARD", "ZPOPMIN", "ZRANGE", "ZREM", "ZSCORE",
+}  # fmt: skip
+
+
+@pytest_asyncio.fixture
+async def own_server() -> AsyncIterator[tuple[EmbeddedServer, RedisStore]]:
+    """A server that the test may harm, and a store on it."""
+    with EmbeddedServer() as server:
+        settings = RedisSettings(url=server.url, socket_timeout_s=0.1, connect_timeout_s=0.1, operation_timeout_s=0.5)
+        store = RedisStore(settings, "router-a")
+        yield server, store
+        await store.close()
+
+
+async def admitted(store: RedisStore, request_id: str):
+    record = new_record(request_id)
+    await store.create(record)
+    record.advance(Event.ACCEPTED, 1001.0)
+    assert (await store.admit(record, HELD, 1002.0)).applied
+    return record
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("harm", ["stopped", "frozen"])
+async def test_an_absent_server_is_told_within_the_limit(own_server: tuple[EmbeddedServer, RedisStore], harm: str) -> None:
+    server, store = own_server
+    record = await admitted(store, "one")
+    if harm == "stopped":
+        server.stop()
+    else:
+        os.killpg(server.process_group, signal.SIGSTOP)
+    began = time.monotonic()
+    for call in (
+        lambda: store.get("one"),
+        lambda: store.create(new_record("two")),
+        lambda: store.advance(record),
+        lambda: store.request_cancel("one", "reason", 1.0),
+        store.heartbeat,
+        lambda: store.reap(1.0),
+        store.books,
+    ):
+        with pytest.raises(StoreUnavailable) as caught:
+            await call()
+        assert caught.value.retry_after_s > 0
+    health = await store.health()
+    assert (health.ok, health.error != "") == (False, True)
+    assert time.monotonic() - began < 8 * 1.0
+    statistics = store.statistics()
+    assert not statistics.available
+    assert statistics.operations["get"].errors == 1
+    if harm == "frozen":
+        os.killpg(server.process_group, signal.SIGCONT)
+        assert await store.get("one") == record
+        assert store.statistics().available
+
+
+async def test_a_retry_whose_answer_is_lost_leaves_the_request_queued(own_server: tuple[EmbeddedServer, RedisStore]) -> None:
+    server, store = own_server
+    record = await admitted(store, "one")
+    os.killpg(server.process_group, signal.SIGSTOP)
+    with pytest.raises(StoreUnavailable):
+        await store.retry(record, Event.REFUSED, HELD, 1003.0)
+    assert (record.state, record.attempt) == (State.QUEUED, 2)
+    os.killpg(server.process_group, signal.SIGCONT)
+    assert (await store.advance(record)).applied
+    books = await store.books()
+    assert (books.reserved, books.faults) == ({}, ())
+    assert await store.get("one") == record
+
+
+async def test_an_admission_whose_answer_is_lost_can_be_given_up(own_server: tuple[EmbeddedServer, RedisStore]) -> None:
+    server, store = own_server
+    first = await admitted(store, "first")
+    first.advance(Event.REFUSED, 1002.0)
+    await store.advance(first)
+    record = new_record("one")
+    await store.create(record)
+    record.advance(Event.ACCEPTED, 1001.0)
+    os.killpg(server.process_group, signal.SIGSTOP)
+    with pytest.raises(StoreUnavailable):
+        await store.admit(record, HELD, 1002.0)
+    os.killpg(server.process_group, signal.SIGCONT)
+
+    async def taken() -> bool:
+        return (await store.books()).reserved != {}
+
+    await until(taken, 5.0, "taken")
+    record.advance(Event.FAIL, 1003.0)
+    record.ending = Ending(FinishReason.TRANSPORT_ERROR, Cause.STORE_LOST)
+    assert (await store.finish(record)).won
+    books = await store.books()
+    assert (books.reserved, books.live_requests, books.faults) == ({}, 1, ())
+
+
+async def test_a_server_that_forgot_scripts_gets_them_again(make_store: MakeStore, redis_url: str) -> None:
+    store = make_store()
+    link = RedisLink(RedisSettings(url=redis_url))
+    record = await admitted(store, "one")
+    await link.command("test", "SCRIPT FLUSH")
+    assert (await store.advance(record)).applied
+    await link.close()
+
+
+async def test_a_server_that_lost_its_memory_is_healed_by_the_owners(own_server: tuple[EmbeddedServer, RedisStore]) -> None:
+    _, store = own_server
+    record, ending = await admitted(store, "one"), await admitted(store, "two")
+    before = await store.books()
+    link = RedisLink(store.settings)
+    await link.command("test", "FLUSHALL")
+    await link.close()
+    assert (await store.advance(record)).outcome is WriteOutcome.UNKNOWN
+    assert (await store.assert_live([LiveRequest(record, HELD), LiveRequest(ending, HELD)]))["one"].applied
+    await store.heartbeat()
+    after = await store.books()
+    assert (after.reserved, after.live_requests, after.faults) == (before.reserved, 2, ())
+    assert await store.get("one") == record
+
+
+async def test_an_end_that_the_server_knows_nothing_of_is_written(make_store: MakeStore) -> None:
+    store = make_store()
+    record = new_record("lost")
+    record.advance(Event.FAIL, 1001.0)
+    record.ending = Ending(FinishReason.MODEL_ERROR, Cause.MODEL_FAILED)
+    result = await store.finish(record)
+    assert (result.won, result.record) == (True, record)
+    assert (await store.books()).live_requests == 0
+
+
+async def test_callers_that_leave_in_the_middle_mix_up_no_answers(make_store: MakeStore) -> None:
+    store = make_store(max_connections=2)
+    names = [f"r{number}" for number in range(8)]
+    for name in names:
+        await store.create(new_record(name))
+    for round_number in range(12):
+        tasks = [asyncio.create_task(store.get(name)) for name in names]
+        for _ in range(round_number):
+            await asyncio.sleep(0)
+        for task in tasks[::2]:
+            task.cancel()
+        for name, task in zip(names, await asyncio.gather(*tasks, return_exceptions=True), strict=True):
+            if not isinstance(task, asyncio.CancelledError):
+                assert not isinstance(task, BaseException)
+                assert task is not None
+                assert task.request_id == name
+
+
+async def test_hints_reach_the_owner_and_come_back_after_a_break(make_store: MakeStore, redis_url: str) -> None:
+    here, there = make_store("router-a"), make_store("router-b")
+    link = RedisLink(RedisSettings(url=redis_url))
+    await here.create(new_record("one"))
+    async with aclosing(here.cancel_hints()) as hints:
+        for _ in range(2):
+            waiting = asyncio.ensure_future(anext(hints))
+
+            async def told() -> bool:
+                await there.request_cancel("one", "reason", 1.0)
+                return waiting.done()  # noqa: B023
+
+            await until(told, 5.0, "told")
+            assert await waiting == "one"
+            await link.command("test", "CLIENT KILL", "TYPE", "pubsub")
+    await link.close()
+
+
+async def test_every_key_has_the_cells_tag_and_a_time_to_live(make_store: MakeStore, redis_url: str, cell: str) -> None:
+    store, other = make_store("router-a"), make_store("router-b")
+    await admitted(store, "live")
+    done = await admitted(store, "done")
+    await other.request_cancel("live", "reason", 1.0)
+    await other.request_cancel("unseen", "reason", 1.0)
+    await other.heartbeat()
+    done.advance(Event.FAIL, 1003.0)
+    done.ending = Ending(FinishReason.MODEL_ERROR, Cause.MODEL_FAILED)
+    await store.finish(done)
+    link = RedisLink(RedisSettings(url=redis_url))
+    _, keys = await link.command("test", "SCAN", 0, "MATCH", f"*{cell}*", "COUNT", 10_000)
+    lives = {key: await link.command("test", "TTL", key) for key in keys}
+    await link.close()
+    assert len(lives) >= 8
+    assert all(key.startswith(f"{{{cell}}}:") for key in lives)
+    assert all(left_s > 0 for left_s in lives.values()), lives
+    assert lives[Keys(cell).record("done")] > 3500
+    assert lives[Keys(cell).record("live")] <= 900
+
+
+async def test_tombstones_are_bounded_and_the_oldest_go(make_store: MakeStore) -> None:
+    store = make_store(max_tombstones=3)
+    for number in range(5):
+        await store.request_cancel(f"t{number}", "reason", float(number))
+    assert (await store.books()).tombstones == 3
+    assert (await store.create(new_record("t0"))).outcome is CreateOutcome.CREATED
+    assert (await store.create(new_record("t4"))).outcome is CreateOutcome.ALREADY_CANCELLED
+
+
+@pytest.mark.slow
+async def test_a_tombstone_lives_as_long_as_it_should(make_store: MakeStore) -> None:
+    store = make_store(tombstone_s=1)
+    await store.request_cancel("gone", "reason", 1.0)
+
+    async def none_left() -> bool:
+        return (await store.books()).tombstones == 0
+
+    assert not await none_left()
+    await until(none_left, 5.0, "none_left")
+    assert (await store.create(new_record("gone"))).outcome is CreateOutcome.CREATED
+
+
+async def test_reservations_without_a_record_are_swept(make_store: MakeStore, redis_url: str, cell: str) -> None:
+    store = make_store()
+    await admitted(store, "gone")
+    link = RedisLink(RedisSettings(url=redis_url))
+    await link.command("test", "DEL", Keys(cell).record("gone"))
+    await link.close()
+    assert (await store.books()).faults != ()
+    assert (await store.reap(1.0)).released == 2
+    assert (await store.books()).reserved == {}
+
+
+def test_the_table_of_the_scripts_is_the_lifecycles() -> None:
+    pairs = dict(re.findall(r"(\w+) = \{ ([^}]*) \}", rules().splitlines()[0].removeprefix("local EDGES = {")))
+    edges = {(state, event): target for state, row in pairs.items() for event, target in re.findall(r"(\w+) = '(\w+)'", row)}
+    assert edges == {(state.value, event.value): target.value for (state, event), target in TABLE.items()}
+    assert set(re.findall(r"(\w+) = true", rules())) == {state.value for state in TERMINAL}
+
+
+def test_scripts_use_commands_of_redis_7_2_only() -> None:
+    for name in NAMES:
+        assert set(re.findall(r"redis\.call\('(\w+)'", script(name).text)) <= COMMANDS, name
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"url": "http://here"}, "scheme 'http'"),
+        ({"url": "redis+sentinel://a,b/name"}, "is not one of redis, rediss, unix"),
+        ({"cell": ""}, "redis cell"),
+        ({"cell": "a}b"}, "without braces"),
+        ({"lease_s": 0}, "lease_s: must be over 0"),
+        ({"max_tombstones": 0}, "max_tombstones: must be at least 1"),
+    ],
+)
+def test_bad_settings_are_named(settings: dict[str, object], words: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(words)):
+        RedisSettings(**{"url": "redis://localhost", **settings})
+
+
+def gone(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+async def test_the_embedded_server_leaves_nothing_behind() -> None:
+    with EmbeddedServer() as server:
+        group, folder = server.process_group, Path(server.url.removeprefix("unix://")).parent
+        assert folder.is_dir()
+
+    async def nothing_left() -> bool:
+        return gone(group)
+
+    assert not folder.exists()
+    await until(nothing_left, 5.0, "nothing_left")
+    with pytest.raises(RuntimeError, match="not running"):
+        _ = server.url
+
+
+def test_an_embedded_server_that_can_not_start_says_why() -> None:
+    with pytest.raises(EmbeddedServerError, match="exit code") as caught:
+        EmbeddedServer(memory_mib=-1).start()
+    assert "maxmemory" in str(caught.value)
+
+
+@pytest.fixture
+def owner() -> Iterator[subprocess.Popen[str]]:
+    """A process that runs an embedded server and tells where."""
+    code = (
+        "import sys; from router.embedded import EmbeddedServer\n"
+        "with EmbeddedServer() as server: print(server.process_group, server.url, flush=True); sys.stdin.read()"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    yield process
+    process.kill()
+    process.communicate()
+
+
+@pytest.mark.slow
+async def test_the_embedded_server_ends_when_its_owner_is_killed(owner: subprocess.Popen[str]) -> None:
+    assert owner.stdout is not None
+    group, url = (await asyncio.to_thread(owner.stdout.readline)).split()
+    folder = Path(url.removeprefix("unix://")).parent
+    assert folder.is_dir()
+    owner.kill()
+
+    async def nothing_left() -> bool:
+        return gone(int(group)) and not folder.exists()
+
+    await until(nothing_left, 5.0, "nothing_left")
