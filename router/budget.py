@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from lifecycle.record import AttemptKey
@@ -202,10 +202,11 @@ class OverBudget(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """Budget that this router holds for one admitted attempt."""
+    """Budget that this router holds for one admitted attempt. `number` is never used twice."""
 
     key: AttemptKey
     claims: tuple[Claim, ...]
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,36 +258,41 @@ class BudgetBook:
             label = f"{short.budget.resource.value}:{short.budget.scope.value}"
             self._refused[label] = self._refused.get(label, 0) + 1
             raise OverBudget(short)
-        ticket = Ticket(key, tuple(wanted))
-        self._tickets[key] = ticket
-        for claim in wanted:
-            self._held[claim.budget] = self.held(claim.budget) + claim.amount
         self._acquired += 1
+        ticket = Ticket(key, tuple(claim for claim in wanted if claim.amount), number=self._acquired)
+        self._tickets[key] = ticket
+        for claim in ticket.claims:
+            self._held[claim.budget] = self.held(claim.budget) + claim.amount
         return ticket
 
     def release(self, ticket: Ticket) -> bool:
-        """Give a ticket back; True the first time. A second release changes nothing and is counted in `late_releases`:
-        clean-up paths may meet (cancel, loss of a member, end), and none of them should fail for coming second."""
-        if self._tickets.get(ticket.key) is not ticket:
+        """Give back what is left of a ticket; True the first time. A second release changes nothing and is counted in
+        `late_releases`: clean-up paths may meet (cancel, loss of a member, end), and none should fail for coming second."""
+        held = self._open(ticket)
+        if held is None:
             self._late_releases += 1
             return False
         del self._tickets[ticket.key]
-        self._give_back(ticket.claims)
+        self._give_back(held.claims)
         self._released += 1
         return True
 
     def release_tokens(self, ticket: Ticket) -> Ticket:
-        """The hand-over has committed: give back the prompt tokens, keep the pages. Returns the ticket that is left.
-
-        A ticket that is no longer open, or holds no tokens any more, is returned as it is.
-        """
-        kept = tuple(claim for claim in ticket.claims if claim.budget.resource is not Resource.TOKENS)
-        if self._tickets.get(ticket.key) is not ticket or len(kept) == len(ticket.claims):
+        """The hand-over has committed: give back the prompt tokens, keep the pages until `release`. Returns the ticket as it
+        is then; one that is no longer open, or holds no tokens any more, is left alone. `release` takes either."""
+        held = self._open(ticket)
+        if held is None:
             return ticket
-        left = Ticket(ticket.key, kept)
+        given = tuple(claim for claim in held.claims if claim.budget.resource is Resource.TOKENS)
+        left = replace(held, claims=tuple(claim for claim in held.claims if claim.budget.resource is not Resource.TOKENS))
         self._tickets[ticket.key] = left
-        self._give_back(claim for claim in ticket.claims if claim.budget.resource is Resource.TOKENS)
+        self._give_back(given)
         return left
+
+    def _open(self, ticket: Ticket) -> Ticket | None:
+        """What the ticket holds now; None when it was given back."""
+        held = self._tickets.get(ticket.key)
+        return held if held is not None and held.number == ticket.number else None
 
     def _give_back(self, given: Iterable[Claim]) -> None:
         for claim in given:
@@ -294,7 +300,7 @@ class BudgetBook:
             if left:
                 self._held[claim.budget] = left
             else:
-                self._held.pop(claim.budget)
+                del self._held[claim.budget]
 
     def statistics(self) -> BudgetStatistics:
         """Counts for metrics and the admin check."""
