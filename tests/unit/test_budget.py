@@ -60,6 +60,7 @@ def test_what_can_never_run_is_told_with_the_true_limit(
     assert words in refused.sentence
 
 
+@pytest.mark.slow
 @given(
     prompt=st.integers(1, 3000),
     output=st.integers(1, 3000),
@@ -153,6 +154,7 @@ def test_misuse_is_an_error() -> None:
         Claim(PAGES, -1, 10)
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.tuples(st.sampled_from("abcd"), st.integers(0, 4), st.integers(0, 60), st.sampled_from(["take", "drop", "half"])),

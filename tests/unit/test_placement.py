@@ -133,6 +133,7 @@ prefill_views = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(
     st.lists(decode_views, max_size=6, unique_by=lambda view: view.member),
     st.lists(prefill_views, max_size=6, unique_by=lambda view: view.member),
