@@ -296,3 +296,11 @@ def test_broken_hf_files_are_named(tmp_path: Path, file: str, content: str, mess
 def test_a_directory_without_tokenizer_json_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match="save_pretrained"):
         from_hf_directory(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["byte-level", "unigram", "word pieces"])
+def test_an_added_token_with_a_space_shows_as_written(kind: str) -> None:
+    tokenizer = KINDS[kind]()
+    ids = [token_id for token_id in range(tokenizer.vocabulary_size) if tokenizer.token(token_id) == ADDED.content]
+    assert len(ids) == 1
+    assert streamed(tokenizer, ids, Utf8Policy.ERROR).decode() == tokenizer.decode(ids) == ADDED.content
