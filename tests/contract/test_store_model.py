@@ -4,7 +4,7 @@ again when it is long over, comes to what the model says."""
 import asyncio
 import itertools
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -60,7 +60,18 @@ class Known:
     record: RequestRecord
     held: dict[str, int] = field(default_factory=dict)
     claims: Reservations | None = None
-    flagged: bool = False
+    flagged_at: float | None = None
+
+    @property
+    def flagged(self) -> bool:
+        return self.flagged_at is not None
+
+    @property
+    def stored(self) -> RequestRecord:
+        """The record as the store should have it: with the flag, whether or not the owner has heard of it."""
+        if self.flagged_at is None:
+            return self.record
+        return replace(self.record, cancel_requested_at=self.flagged_at, cancel_reason="reason")
 
     @property
     def live(self) -> bool:
@@ -129,7 +140,7 @@ class StoreMachine(RuleBasedStateMachine):
             assert result.outcome is CreateOutcome.ALREADY_CANCELLED
             assert result.record.state is State.CANCELLED
             self.tombstones.discard(request_id)
-            self.known[request_id] = Known(result.record, flagged=True)
+            self.known[request_id] = Known(result.record, flagged_at=result.record.cancel_requested_at)
         else:
             assert result.outcome is CreateOutcome.CREATED
             assert result.record == record
@@ -232,7 +243,8 @@ class StoreMachine(RuleBasedStateMachine):
         known.settle()
         result = self.run(record.router, times, store.finish(record))
         assert result.won
-        assert result.record == record
+        assert result.record == known.stored
+        known.record = known.stored
 
     @rule(request_id=ids, router=routers, times=times, seldom=st.integers(0, 3))
     def cancel(self, request_id: str, router: str, times: int, seldom: int) -> None:
@@ -248,8 +260,7 @@ class StoreMachine(RuleBasedStateMachine):
             assert (result.outcome, result.state) == (CancelOutcome.ACCEPTED, known.record.state)
             assert result.owner == known.record.router
             if not known.flagged:
-                known.flagged = True
-                known.record.cancel_requested_at, known.record.cancel_reason = at, "reason"
+                known.flagged_at = at
         else:
             assert (result.outcome, result.ending) == (CancelOutcome.ALREADY_ENDED, known.record.ending)
 
@@ -301,6 +312,9 @@ class StoreMachine(RuleBasedStateMachine):
         self.loop.run(forget())
         self.tombstones.clear()
         self.known = {name: known for name, known in self.known.items() if known.live}
+        for known in self.known.values():
+            # A flag that its owner had not heard of is lost with the rest.
+            known.flagged_at = known.record.cancel_requested_at
         for other in self.links.values():
             other.past.clear()
         self.assert_all(times)
@@ -317,7 +331,7 @@ class StoreMachine(RuleBasedStateMachine):
         store = self.stores[ROUTERS[0]]
         for request_id in IDS:
             known = self.known.get(request_id)
-            assert self.loop.run(store.get(request_id)) == (known and known.record)
+            assert self.loop.run(store.get(request_id)) == (known and known.stored)
         books = self.loop.run(store.books())
         labels = {label for known in self.known.values() for label in known.held}
         assert books.reserved == {label: self.total(label) for label in labels}
