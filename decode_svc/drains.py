@@ -77,7 +77,11 @@ class Drains:
             answer = _ANSWERS.get(response.state, DrainAnswer.SILENT)
         except grpc.aio.AioRpcError as error:
             _LOG.warning(
-                "prefill member %s did not answer Drain of grant %s: %s", order.writer.member, order.grant_id, error.code().name
+                "prefill member %s did not answer Drain of grant %s: %s",
+                order.writer.member,
+                order.grant_id,
+                error.code().name,
+                extra={"request_id": order.key.request_id, "attempt": order.key.attempt},
             )
         self._answer(DrainAnswered(order.grant_id, answer))
 

@@ -287,11 +287,6 @@ class Handovers:
         """Grants whose pages are neither free nor a seat's."""
         return len(self._entries)
 
-    @property
-    def expecting(self) -> bool:
-        """Whether notices may arrive."""
-        return any(entry.told is _Told.OFFERED for entry in self._entries.values())
-
     def check(self) -> list[str]:
         """Sentences about what does not add up."""
         faults = self.book.check()
@@ -329,7 +324,7 @@ class Handovers:
 
     def _ask(self, grant_id: str, entry: _Entry, delay_s: float) -> None:
         self.counts.drains_asked += 1
-        self._errands.append(AskDrain(grant_id, entry.writer, delay_s))
+        self._errands.append(AskDrain(grant_id, entry.key, entry.writer, delay_s))
 
     def _cut_off(self, writer: str, now: float) -> None:
         if writer in self._suspects:

@@ -13,6 +13,7 @@ from engine.sequence import SequenceSpec
 from kv_transfer.offer import Endpoint, Grant, Peer
 from lifecycle.deadlines import Limits
 from lifecycle.finish import Cause, Ending
+from lifecycle.record import AttemptKey
 from lifecycle.usage import Usage
 
 # To the engine
@@ -226,6 +227,7 @@ class AskDrain(NamedTuple):
     """Ask a prefill member to stop writing into a grant, after `delay_s`."""
 
     grant_id: str
+    key: AttemptKey
     writer: Peer
     delay_s: float
 

@@ -103,6 +103,7 @@ class DecodeService:
         self._engine: EngineThread | None = None
         self._pump: ReceivePump | None = None
         self._looking: asyncio.Task[None] | None = None
+        self._broken = False
 
     # the frame's calls
 
@@ -240,11 +241,14 @@ class DecodeService:
 
     def _tell_crash(self) -> None:
         now = time.monotonic()
+        self._broken = True
         for stream in self.streams.open():
             report = m.SeatReport.unknown(stream.origin.opened_at, now)
             self._take(m.SeatEnded(stream.number, _CRASHED, Usage(prompt_tokens=stream.origin.prompt_tokens), report), now)
 
     def _deliver(self, outbox: Outbox) -> None:
+        if self._broken:
+            return  # the streams were told already
         now = time.monotonic()
         try:
             for event in outbox.events:

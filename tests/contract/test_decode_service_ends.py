@@ -142,6 +142,7 @@ async def test_another_incarnation_at_the_writers_address_is_fenced_at_once() ->
         assert len(member.writer.drains) == 1
 
 
+@pytest.mark.slow
 async def test_a_reader_that_does_not_read_pauses_its_own_sequence_only() -> None:
     async with decode_member(
         otherwise=lambda history: 97, total_pages=20_000, stream_bytes=2048, max_sequences=4, context_tokens=60_000
@@ -235,7 +236,8 @@ async def test_the_end_of_the_drain_budget_ends_streams_with_their_own_cause() -
         seat = await member.open(PROMPT, max_output_tokens=100)
         offered = await member.open(PROMPT, prefill=member.writer.peer)
         await seat.until("granted")
-        await member.step_with()
+        await member.step_with()  # the Open
+        await member.step_with()  # its endpoint
         await offered.until("granted")
         draining = asyncio.create_task(member.process.drain())
 
@@ -313,3 +315,13 @@ async def test_metrics_and_spans_tell_of_an_attempt() -> None:
             "# TYPE tandem_telemetry_errors_total", ""
         )
         assert "prompt" not in str(collector.spans)
+
+
+@pytest.mark.slow
+async def test_a_grant_nobody_fills_is_asked_back_without_any_traffic() -> None:
+    async with decode_member(grant_expires_s=0.1, grant_start_s=0.0) as member:
+        seat = await member.open(PROMPT, prefill=member.writer.peer)
+        await seat.finish()
+        assert seat.ended.cause == "handover_failed"
+        assert member.writer.drains == [seat.granted.grant.grant_id.hex()]
+        await member.assert_empty()

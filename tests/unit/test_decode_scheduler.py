@@ -2,6 +2,7 @@
 
 import pytest
 
+from decode_svc.config import DecodeSettings
 from decode_svc.messages import EndAll, EndSeat, OutputMade, OutputTaken, PromptReady, SeatGranted, StopAdmitting
 from decode_svc.planning import StepLimits
 from lifecycle.deadlines import Limits
@@ -334,3 +335,11 @@ def test_the_load_says_what_waits() -> None:
     assert load.free_pages == 40 - 8 - 2
     world.step()
     assert world.scheduler.load().waiting_tokens == 24
+
+
+def test_settings_that_would_starve_prompts_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"max_step_tokens is 8; .* above step_sequences, 8"):
+        DecodeSettings(max_step_tokens=8, step_sequences=8)
+    settings = DecodeSettings(max_step_tokens=100, step_sequences=8, max_open_grants=5)
+    assert settings.scheduler_limits().step == StepLimits(100, 8, 4)
+    assert settings.handover_limits().grants_max == 5
