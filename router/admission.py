@@ -145,7 +145,7 @@ class Admission:
         """The hand-over is complete: prompt tokens go back, pages stay."""
         admitted = place.admitted
         if admitted is not None:
-            admitted.ticket = self.book.release_tokens(admitted.ticket)
+            self.book.release_tokens(admitted.ticket)
             self.look()
 
     def has_members(self) -> bool:

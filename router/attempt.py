@@ -197,7 +197,7 @@ class Attempt:
 
     def _prefill_failed(self, seat: Seat, failure: PrefillFailure) -> None:
         """The hand-over will not be completed: decode is told, and its Ended starts the next attempt."""
-        if self._progress.committed is None:
+        if self._progress.committed is None and self._route.stop.ending is None:
             _log.warning("prefill member %s: %s", self._route.record.prefill_member, failure.label)
             self._progress.prefill_failure = failure
             seat.prefill_lost(failure.cause.value)

@@ -22,13 +22,14 @@ if TYPE_CHECKING:
 async def conclude(route: "Route", ending: Ending) -> None:
     """Ends a request that holds nothing any more.
 
-    From `fix` on nothing changes the ending: a cancel or a deadline that comes now has come after the end.
+    What was asked for until `_fix` counts; what comes after it has come after the end.
     """
     if not route.ledger.created:
         route.stream.end(None, internal(route.request.request_id))
         return
     ending = await _deliver(route, ending)
     await route.ledger.close()
+    ending = _first(route, ending)
     if ending.cause is Cause.CLIENT_CANCEL:
         await route.ledger.learn_cancel()
     _fix(route, ending)

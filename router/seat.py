@@ -6,6 +6,7 @@ ends the stream. A member that does not answer in time has its stream cut, which
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -85,7 +86,8 @@ class Seat:
         self._limits = limits
         self._cut = ""
         self._watchdog: asyncio.TimerHandle | None = None
-        self._said: set[asyncio.Task[None]] = set()
+        self._to_say: deque[Any] = deque()
+        self._saying: asyncio.Task[None] | None = None
         self._ending = False
         self.member = member
         self.ended = False
@@ -123,7 +125,7 @@ class Seat:
         if self._ending or self.ended:
             return
         self._ending = True
-        self._say(decode_pb2.DecodeRequest(cancel=decode_pb2.CancelSeat(reason=reason)))
+        self.say(decode_pb2.DecodeRequest(cancel=decode_pb2.CancelSeat(reason=reason)))
         grace_s = self._limits.cancel_grace_s
         self._watchdog = self._cut_after(grace_s, f"no end within {grace_s:g} s after {reason}")
 
@@ -132,7 +134,7 @@ class Seat:
         if self._ending or self.ended:
             return
         self._ending = True
-        self._say(decode_pb2.DecodeRequest(prefill_lost=decode_pb2.PrefillLost(cause=cause, drained=False)))
+        self.say(decode_pb2.DecodeRequest(prefill_lost=decode_pb2.PrefillLost(cause=cause, drained=False)))
         grace_s = self._limits.cancel_grace_s
         self._watchdog = self._cut_after(grace_s, f"no end within {grace_s:g} s after {cause}")
 
@@ -149,10 +151,9 @@ class Seat:
         if self.ended and not self._cut:
             await self._read_to_end()
         self._call.cancel()
-        for task in self._said:
-            task.cancel()
-        if self._said:
-            await asyncio.wait(self._said)
+        if self._saying is not None:
+            self._saying.cancel()
+            await asyncio.wait([self._saying])
 
     async def _read_to_end(self) -> None:
         """After the last event the member ends the RPC; leaving earlier would look like an abort to it."""
@@ -165,14 +166,16 @@ class Seat:
     def _cut_after(self, seconds: float, why: str) -> asyncio.TimerHandle:
         return asyncio.get_running_loop().call_later(seconds, self.cut, why)
 
-    def _say(self, message: Any) -> None:
-        task = asyncio.create_task(self._write(message))
-        self._said.add(task)
-        task.add_done_callback(self._said.discard)
+    def say(self, message: Any) -> None:
+        """Sends a DecodeRequest, in the order of calls. (A call takes one write at a time, so one task writes.)"""
+        self._to_say.append(message)
+        if self._saying is None or self._saying.done():
+            self._saying = asyncio.create_task(self._write(), name=f"to {self.member.name}")
 
-    async def _write(self, message: Any) -> None:
+    async def _write(self) -> None:
         try:
-            await self._call.write(message)
+            while self._to_say:
+                await self._call.write(self._to_say.popleft())
         except (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError):
             _log.debug("%s was not told: its stream has ended", self.member.name)
 
@@ -209,7 +212,7 @@ async def open_seat(
     seat = Seat(call, member, limits)
     member.users[seat] = seat.cut
     try:
-        seat._say(decode_pb2.DecodeRequest(open=opening))
+        seat.say(decode_pb2.DecodeRequest(open=opening))
         yield seat
     finally:
         del member.users[seat]
