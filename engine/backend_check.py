@@ -18,8 +18,6 @@ BACKENDS = Registry((TORCH, REFERENCE))
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
 TEST_ROWS = 6
 TEST_LAYERS = 2
-# Long enough for what a backend does with long chunks only, and no round number.
-LONG_CHUNK_TOKENS = 150
 
 
 def choose_backend(registry: Registry, name: str, setup: Setup) -> Backend:
@@ -109,7 +107,10 @@ class _Check:
 
 
 def _mixed_batch(page_tokens: int) -> tuple[Batch, int]:
-    """Decode rows of unlike lengths and chunks, short and long, from position 0 and behind a page and a half; pages they need."""
+    """Decode rows of unlike lengths and chunks, from position 0 and behind a page and a half; pages they need.
+
+    Some chunks are long enough for what a backend does with long ones only, with a round number of tokens and another one.
+    """
     past = page_tokens + page_tokens // 2
     spans = [
         (0, 1),
@@ -117,8 +118,8 @@ def _mixed_batch(page_tokens: int) -> tuple[Batch, int]:
         (2 * page_tokens, 1),
         (0, 3),
         (past, 3),
-        (0, LONG_CHUNK_TOKENS),
-        (past, LONG_CHUNK_TOKENS),
+        (0, 128),
+        (past, 150),
     ]
     rows, next_page = [], 1
     for number, (first, count) in enumerate(spans):

@@ -95,7 +95,7 @@ class ReferenceBackend:
         return self._setup.pool[table, layer].flatten(0, 1)[:length].float()
 
     def _attend_one(self, query: torch.Tensor, cached: torch.Tensor) -> torch.Tensor:
-        """query [queries, heads, head_dim] are the last tokens of cached [tokens, 2, kv_heads, head_dim]; each sees no later one."""
+        """query [queries, heads, head_dim] are the last of cached [tokens, 2, kv_heads, head_dim] and see no later one."""
         group = self._setup.heads // self._setup.kv_heads
         key, value = (cached[:, which].repeat_interleave(group, dim=1) for which in (0, 1))
         scores = torch.einsum("qhd,shd->hqs", query, key) * self._setup.head_dim**-0.5

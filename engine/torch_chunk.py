@@ -84,9 +84,11 @@ class ProductChunks:
     def attend(self, query: torch.Tensor, cached: torch.Tensor, out: torch.Tensor) -> None:
         queries, kv_heads, head_dim = query.shape[0], cached.shape[2], cached.shape[3]
         past = cached.shape[0] - queries
-        padding = -cached.shape[0] % KEY_MULTIPLE_TOKENS
-        wide = functional.pad(cached.permute(1, 2, 0, 3).to(torch.float32), (0, 0, 0, padding))
-        keys, values = wide[0], wide[1].transpose(1, 2).contiguous()
+        padded = cached.shape[0] + -cached.shape[0] % KEY_MULTIPLE_TOKENS
+        keys = torch.zeros((kv_heads, padded, head_dim))
+        keys[:, : cached.shape[0]].copy_(cached[:, 0].transpose(0, 1))
+        values = torch.zeros((kv_heads, head_dim, padded))
+        values[:, :, : cached.shape[0]].copy_(cached[:, 1].permute(1, 2, 0))
         wide_query = query.view(queries, kv_heads, self._group, head_dim).transpose(0, 1).to(torch.float32).mul_(self._scale)
         place = out.view(queries, kv_heads, self._group, head_dim)
         for start in range(0, queries, PRODUCT_BLOCK_TOKENS):

@@ -47,7 +47,9 @@ class OneDnnLinears:
         return product
 
     def multiply(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """x @ weight.T for a weight that is not worth packing; both contiguous, else oneDNN falls to its slow reference code."""
+        """x @ weight.T for a weight that is not worth packing."""
+        # Other strides send oneDNN to its reference code, a thousand times slower.
+        assert x.is_contiguous() and weight.is_contiguous()
         product: torch.Tensor = self._product(x, weight, None, "none", [], "")
         return product
 
