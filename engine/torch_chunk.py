@@ -89,14 +89,15 @@ class ProductChunks:
         keys[:, : cached.shape[0]].copy_(cached[:, 0].transpose(0, 1))
         values = torch.zeros((kv_heads, head_dim, padded))
         values[:, :, : cached.shape[0]].copy_(cached[:, 1].permute(1, 2, 0))
-        wide_query = query.view(queries, kv_heads, self._group, head_dim).transpose(0, 1).to(torch.float32).mul_(self._scale)
+        wide_query = torch.empty((kv_heads, queries, self._group, head_dim))
+        wide_query.copy_(query.view(queries, kv_heads, self._group, head_dim).transpose(0, 1)).mul_(self._scale)
         place = out.view(queries, kv_heads, self._group, head_dim)
         for start in range(0, queries, PRODUCT_BLOCK_TOKENS):
             end = min(start + PRODUCT_BLOCK_TOKENS, queries)
             tokens = past + end + -(past + end) % KEY_MULTIPLE_TOKENS
             later = self._later[: end - start, :, : tokens - past - start]
             for head in range(kv_heads):
-                scores = self._product(wide_query[head, start:end].reshape(-1, head_dim), keys[head, :tokens])
+                scores = self._product(wide_query[head, start:end].view(-1, head_dim), keys[head, :tokens])
                 scores.view(end - start, self._group, tokens)[:, :, past + start :].add_(later)
                 mixed = self._product(scores.softmax(-1), values[head, :, :tokens].contiguous())
                 place[start:end, head].copy_(mixed.view(end - start, self._group, head_dim))

@@ -12,7 +12,7 @@ from engine.step import Chunk, Ints, Step
 # Rows of one bucket are padded to its longest. A new bucket costs about as much as attending this many more tokens.
 BUCKET_PADDING_TOKENS = 256
 # Most bytes of keys and values gathered at once for several sequences (one sequence may need more).
-GATHER_BYTES = 32 * 1024 * 1024
+GATHER_BYTES = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
