@@ -23,9 +23,10 @@ class Reaper:
     keys: Keys
     _cursor: int = field(default=0)
 
-    async def reap(self, at: float) -> ReapReport:
-        """See `Store.reap`. Each request is checked again by the script that ends it, so many may reap at once."""
-        dead = await self.dead_routers()
+    async def reap(self, at: float, *, bury: bool) -> ReapReport:
+        """See `Store.reap`; without `bury` only what nobody owns is given back. Each request is checked again by the script
+        that ends it, so many may reap at once."""
+        dead = await self.dead_routers() if bury else []
         ended: list[str] = []
         for router in dead:
             ended.extend(await self._end_requests_of(router, at, self.link.settings.reap_batch - len(ended)))

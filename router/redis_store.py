@@ -6,7 +6,7 @@ import json
 import random
 import time
 import uuid
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -49,11 +49,16 @@ _STALE = "stale"
 class RedisStore:
     """`router.store.Store` on Redis 7.2 or Valkey. `router` is this router's name with its incarnation.
 
-    `link` is for tests that repeat, delay or lose calls.
+    `link` and `clock` (monotonic seconds) are for tests: of calls that are repeated, delayed or lost, and of leases.
     """
 
     def __init__(
-        self, settings: RedisSettings, router: str, observe: Observe | None = None, link: RedisLink | None = None
+        self,
+        settings: RedisSettings,
+        router: str,
+        observe: Observe | None = None,
+        link: RedisLink | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if not router or "\x1f" in router:
             raise ValueError("store: the router's name must not be empty")
@@ -64,6 +69,9 @@ class RedisStore:
         # Rises over restarts too, should a router's name come back.
         self._revisions = itertools.count(time.time_ns() // 1000)
         self._reaper = Reaper(self._link, self._keys)
+        self._clock = clock
+        self._renewed_at: float | None = None
+        self._held_since = 0.0
         self._lease_lapses = 0
 
     @property
@@ -245,13 +253,18 @@ class RedisStore:
     async def heartbeat(self) -> frozenset[str]:
         """See `Store`."""
         keys = self._keys
+        began = self._clock()
         reply: Any = await self._link.run(
             "heartbeat",
             [keys.leases, keys.cancels, keys.owned(self._router)],
             [self._router, self.settings.lease_s, self.settings.live_ttl_s],
         )
-        self._lease_lapses += int(reply[0])
-        return frozenset(reply[1])
+        was, flagged = reply
+        if was != "held":
+            self._held_since = self._clock()
+            self._lease_lapses += was == "lapsed"
+        self._renewed_at = began
+        return frozenset(flagged)
 
     async def leave(self) -> None:
         """See `Store`. The lease stays, as one that ran out long ago, until nothing is owned under it."""
@@ -259,7 +272,19 @@ class RedisStore:
 
     async def reap(self, at: float) -> ReapReport:
         """See `Store`."""
-        return await self._reaper.reap(at)
+        return await self._reaper.reap(at, bury=self._may_bury())
+
+    def _may_bury(self) -> bool:
+        """Whether this router may end requests of others whose lease ran out.
+
+        While the store was away nobody could renew, and the first one back must not end everybody else's requests. So a
+        router has to have held its own lease for a whole lease's time (by then the others are back too), and to have renewed
+        it within half of one (so that no outage has begun since that could have kept the others from renewing).
+        """
+        now, lease_s = self._clock(), self.settings.lease_s
+        if self._renewed_at is None:
+            return False
+        return now - self._renewed_at <= lease_s / 2 and now - self._held_since >= lease_s
 
     async def books(self) -> StoreBooks:
         """See `Store`."""

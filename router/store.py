@@ -276,7 +276,8 @@ class Store(Protocol):
         """End the live requests of routers whose lease ran out, and give back reservations of requests that are gone.
 
         An orphan with a cancel flagged ends CANCELLED, any other FAILED with the cause router_lost. Any router may call it,
-        any number at once; a bounded number of requests is handled in a call.
+        any number at once; a bounded number of requests is handled in a call. Only a router whose own lease is fresh, and
+        has been for a lease's time, ends requests of others: after an outage of the store nobody could renew.
         """
 
     async def books(self) -> StoreBooks:

@@ -20,6 +20,23 @@ _cells = itertools.count()
 MakeStore = Callable[..., RedisStore]
 
 
+class Clock:
+    """Monotonic seconds that a test moves by hand."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def ready_to_reap(store: RedisStore, clock: Clock) -> None:
+    """The store's router holds its lease, and has for long enough to judge others."""
+    await store.heartbeat()
+    clock.now += store.settings.lease_s
+    await store.heartbeat()
+
+
 def new_cell() -> str:
     """A cell that no other test uses."""
     return f"test-{os.getpid()}-{next(_cells)}"
@@ -38,13 +55,19 @@ def cell() -> str:
     return new_cell()
 
 
+@pytest.fixture
+def clock() -> Clock:
+    """The clock of the stores of this test."""
+    return Clock()
+
+
 @pytest_asyncio.fixture
-async def make_store(redis_url: str, cell: str) -> AsyncIterator[MakeStore]:
+async def make_store(redis_url: str, cell: str, clock: Clock) -> AsyncIterator[MakeStore]:
     """Makes stores for routers by name, all in the test's cell; keyword arguments are settings."""
     made: list[RedisStore] = []
 
     def make(router: str = "router-a", **settings: object) -> RedisStore:
-        store = RedisStore(RedisSettings(**{"url": redis_url, "cell": cell, **settings}), router)
+        store = RedisStore(RedisSettings(**{"url": redis_url, "cell": cell, **settings}), router, clock=clock)
         made.append(store)
         return store
 

@@ -19,8 +19,6 @@ local now = server_time()
 record = {}
 local note = redis.call('HGET', KEYS[3], id)
 local buried_until = redis.call('ZSCORE', KEYS[2], id)
-redis.call('ZREM', KEYS[2], id)
-redis.call('HDEL', KEYS[3], id)
 
 if note and buried_until and tonumber(buried_until) > now then
   local cancel = cjson.decode(note)
@@ -34,6 +32,8 @@ if note and buried_until and tonumber(buried_until) > now then
     return redis.error_reply('the lifecycle has no edges from created to cancelled')
   end
   save(KEYS[1], record, cancelled.fields, ARGV[4])
+  redis.call('ZREM', KEYS[2], id)
+  redis.call('HDEL', KEYS[3], id)
   return cjson.encode({ outcome = 'already_cancelled', record = record })
 end
 
@@ -41,6 +41,8 @@ copy.fields.created_operation = operation
 copy.fields.created_outcome = 'created'
 copy.fields.holds = '[]'
 save(KEYS[1], record, copy.fields, ARGV[3])
+redis.call('ZREM', KEYS[2], id)
+redis.call('HDEL', KEYS[3], id)
 redis.call('SADD', KEYS[4], id)
 redis.call('EXPIRE', KEYS[4], ARGV[3])
 redis.call('ZADD', KEYS[5], 'NX', now + tonumber(ARGV[5]), record.router)

@@ -1,4 +1,5 @@
--- Renews the lease of a router. Returns whether it had run out, and the ids of its requests with a cancel flagged.
+-- Renews the lease of a router. Returns "held", "lapsed" (it had run out) or "new", and the ids of its requests with a cancel
+-- flagged.
 -- KEYS: leases, cancels, owned ids of the router
 -- ARGV: router, lease_s, live_ttl_s
 local router = ARGV[1]
@@ -15,4 +16,8 @@ for i = 1, #cancels, 2 do
     flagged[#flagged + 1] = cancels[i]
   end
 end
-return { (before and tonumber(before) <= now) and 1 or 0, flagged }
+local was = 'new'
+if before then
+  was = tonumber(before) > now and 'held' or 'lapsed'
+end
+return { was, flagged }

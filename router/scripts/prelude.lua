@@ -7,6 +7,9 @@
 -- The owner's writes carry a `copy` of the record with a revision that rises with each write of that owner. A write that is
 -- not newer than the last one is a repetition, or one that was overtaken: it changes nothing.
 --
+-- A server out of memory refuses commands that may need some (HSET, HINCRBY, ZADD), but not others (HDEL, ZREM): in every
+-- script the first write is one of the former, so that a script runs whole or not at all.
+--
 -- Reservations are fields of one hash: "h" SEP id SEP attempt SEP label -> units, and "t" SEP label -> their sum.
 
 local SEP = '\31'
@@ -106,9 +109,10 @@ local function give_back(reserved, id, holds, keep)
       local field = table.concat({ 'h', id, tostring(hold[2]), hold[1] }, SEP)
       local units = redis.call('HGET', reserved, field)
       if units then
-        redis.call('HDEL', reserved, field)
         local total = 't' .. SEP .. hold[1]
-        if redis.call('HINCRBY', reserved, total, -units) <= 0 then
+        local left = redis.call('HINCRBY', reserved, total, -units)
+        redis.call('HDEL', reserved, field)
+        if left <= 0 then
           redis.call('HDEL', reserved, total)
         end
       end

@@ -19,18 +19,22 @@ if record then
 end
 
 local now = server_time()
+local buried_until = redis.call('ZSCORE', KEYS[2], id)
+local note = cjson.encode({ at = ARGV[2], reason = ARGV[3] })
+if buried_until and tonumber(buried_until) > now then
+  redis.call('HSETNX', KEYS[3], id, note)
+else
+  redis.call('HSET', KEYS[3], id, note)
+end
+redis.call('ZADD', KEYS[2], now + tonumber(ARGV[4]), id)
+redis.call('EXPIRE', KEYS[2], tonumber(ARGV[4]) * 2)
+redis.call('EXPIRE', KEYS[3], tonumber(ARGV[4]) * 2)
 for _, old in ipairs(redis.call('ZRANGE', KEYS[2], '-inf', now, 'BYSCORE')) do
   redis.call('ZREM', KEYS[2], old)
   redis.call('HDEL', KEYS[3], old)
 end
-if not redis.call('ZSCORE', KEYS[2], id) then
-  while redis.call('ZCARD', KEYS[2]) >= tonumber(ARGV[5]) do
-    local oldest = redis.call('ZPOPMIN', KEYS[2])
-    redis.call('HDEL', KEYS[3], oldest[1])
-  end
+while redis.call('ZCARD', KEYS[2]) > tonumber(ARGV[5]) do
+  local oldest = redis.call('ZPOPMIN', KEYS[2])
+  redis.call('HDEL', KEYS[3], oldest[1])
 end
-redis.call('ZADD', KEYS[2], now + tonumber(ARGV[4]), id)
-redis.call('HSETNX', KEYS[3], id, cjson.encode({ at = ARGV[2], reason = ARGV[3] }))
-redis.call('EXPIRE', KEYS[2], tonumber(ARGV[4]) * 2)
-redis.call('EXPIRE', KEYS[3], tonumber(ARGV[4]) * 2)
 return cjson.encode({ outcome = 'accepted', state = '', ending = '', owner = '' })

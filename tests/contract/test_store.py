@@ -9,9 +9,21 @@ from lifecycle.record import RequestRecord
 from lifecycle.states import Event, IllegalTransition, State
 from lifecycle.usage import Timings, Usage
 from router.store import CancelOutcome, CreateOutcome, LiveRequest, WriteOutcome
-from tests.redis_server import MakeStore, cell, holds, make_store, new_record, pages, redis_url, tokens
+from tests.redis_server import (
+    Clock,
+    MakeStore,
+    cell,
+    clock,
+    holds,
+    make_store,
+    new_record,
+    pages,
+    ready_to_reap,
+    redis_url,
+    tokens,
+)
 
-__all__ = ["cell", "make_store", "redis_url"]
+__all__ = ["cell", "clock", "make_store", "redis_url"]
 
 HELD = holds(pages(5, 10), tokens(50, 100))
 
@@ -256,8 +268,9 @@ async def test_what_does_not_follow_the_table_is_refused(make_store: MakeStore) 
     assert (queued.state, queued.attempt) == (State.CREATED, 1)
 
 
-async def test_concurrent_ends_have_one_winner(make_store: MakeStore) -> None:
+async def test_concurrent_ends_have_one_winner(make_store: MakeStore, clock: Clock) -> None:
     here, there = make_store("router-a"), make_store("router-b")
+    await ready_to_reap(there, clock)
     for number in range(10):
         record = await decoding(here, f"end-{number}")
         await here.leave()
@@ -272,11 +285,11 @@ async def test_concurrent_ends_have_one_winner(make_store: MakeStore) -> None:
     assert (books.reserved, books.live_requests, books.faults) == ({}, 0, ())
 
 
-async def test_dead_routers_are_reaped_and_their_late_writes_lose(make_store: MakeStore) -> None:
+async def test_dead_routers_are_reaped_and_their_late_writes_lose(make_store: MakeStore, clock: Clock) -> None:
     here, there = make_store("router-a"), make_store("router-b")
     plain, _ = await decoding(here, "plain"), await decoding(here, "flagged")
     await there.request_cancel("flagged", "enough", 1006.0)
-    await there.heartbeat()
+    await ready_to_reap(there, clock)
     assert (await there.reap(1008.0)).ended == ()
     await here.leave()
     report = await there.reap(1009.0)
@@ -296,6 +309,27 @@ async def test_dead_routers_are_reaped_and_their_late_writes_lose(make_store: Ma
     await there.reap(1010.0)
     books = await there.books()
     assert (books.reserved, books.live_requests, set(books.routers), books.faults) == ({}, 0, {"router-b"}, ())
+
+
+async def test_after_an_outage_nobody_ends_the_others_requests(make_store: MakeStore, clock: Clock) -> None:
+    """All leases ran out while the store was away; the first router that is back waits until the others can be."""
+    here, there = make_store("router-a"), make_store("router-b")
+    await decoding(here, "one")
+    await ready_to_reap(there, clock)
+    for store in (here, there):
+        await store.leave()
+    assert (await make_store("router-c").reap(1.0)).dead_routers == ()
+    clock.now += 60.0
+    assert (await there.reap(1.0)).ended == ()
+    await there.heartbeat()
+    assert (await there.reap(1.0)).ended == ()
+    clock.now += there.settings.lease_s
+    assert (await there.reap(1.0)).ended == ()
+    await here.heartbeat()
+    await there.heartbeat()
+    assert (await there.reap(1.0)).ended == ()
+    await here.leave()
+    assert (await there.reap(1.0)).ended == ("one",)
 
 
 async def test_a_lapsed_lease_is_counted(make_store: MakeStore) -> None:

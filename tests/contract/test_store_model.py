@@ -17,7 +17,7 @@ from lifecycle.states import TABLE, TERMINAL, Event, State
 from router.redis_link import RedisLink, RedisSettings
 from router.redis_store import RedisStore
 from router.store import CancelOutcome, CreateOutcome, LiveRequest, Reservations, WriteOutcome, WriteResult
-from tests.redis_server import holds, new_cell, new_record, pages, redis_url, tokens
+from tests.redis_server import Clock, holds, new_cell, new_record, pages, ready_to_reap, redis_url, tokens
 
 __all__ = ["redis_url"]
 
@@ -94,6 +94,7 @@ class StoreMachine(RuleBasedStateMachine):
         super().__init__()
         self.loop = asyncio.Runner()
         self.clock = itertools.count(1000)
+        self.leases = Clock()
         self.known: dict[str, Known] = {}
         self.tombstones: set[str] = set()
 
@@ -101,7 +102,7 @@ class StoreMachine(RuleBasedStateMachine):
     def open(self) -> None:
         where = RedisSettings(url=self.url, cell=new_cell())
         self.links = {router: RepeatingLink(where) for router in ROUTERS}
-        self.stores = {router: RedisStore(where, router, link=self.links[router]) for router in ROUTERS}
+        self.stores = {router: RedisStore(where, router, link=self.links[router], clock=self.leases) for router in ROUTERS}
         for request_id, router in zip(IDS, ROUTERS, strict=False):
             self.create(request_id, router, 1, "body")
 
@@ -282,7 +283,7 @@ class StoreMachine(RuleBasedStateMachine):
             return
         other = next(router for router in ROUTERS if router != dead)
         self.run(dead, 1, self.stores[dead].leave())
-        self.run(other, 1, self.stores[other].heartbeat())
+        self.run(other, 1, ready_to_reap(self.stores[other], self.leases))
         mine = {name for name, known in self.known.items() if known.live and known.record.router == dead}
         at = self.now()
         report = self.run(other, 1, self.stores[other].reap(at))

@@ -21,10 +21,10 @@ from router.redis_link import Keys, RedisLink, RedisSettings
 from router.redis_scripts import NAMES, rules, script
 from router.redis_store import RedisStore
 from router.store import CreateOutcome, LiveRequest, StoreUnavailable, WriteOutcome
-from tests.redis_server import MakeStore, cell, holds, make_store, new_record, pages, redis_url, tokens
+from tests.redis_server import MakeStore, cell, clock, holds, make_store, new_record, pages, redis_url, tokens
 from tests.waiting import until
 
-__all__ = ["cell", "make_store", "redis_url"]
+__all__ = ["cell", "clock", "make_store", "redis_url"]
 
 HELD = holds(pages(5, 10), tokens(50, 100))
 
@@ -147,6 +147,41 @@ async def test_a_server_that_lost_its_memory_is_healed_by_the_owners(own_server:
     after = await store.books()
     assert (after.reserved, after.live_requests, after.faults) == (before.reserved, 2, ())
     assert await store.get("one") == record
+
+
+async def test_a_server_out_of_memory_changes_nothing_half_way(own_server: tuple[EmbeddedServer, RedisStore]) -> None:
+    _, store = own_server
+    record, waits = await admitted(store, "one"), new_record("two")
+    await store.request_cancel("buried", "reason", 1.0)
+    await store.create(waits)
+    waits.advance(Event.ACCEPTED, 1001.0)
+    before = await store.books()
+    link = RedisLink(store.settings)
+    await link.command("test", "CONFIG SET", "maxmemory", 1)
+    done = await store.get("one")
+    assert done is not None
+    done.advance(Event.FAIL, 1003.0)
+    done.ending = Ending(FinishReason.MODEL_ERROR, Cause.MODEL_FAILED)
+    record.advance(Event.REFUSED, 1003.0)
+    for call in (
+        lambda: store.create(new_record("buried")),
+        lambda: store.request_cancel("unseen", "reason", 1.0),
+        lambda: store.request_cancel("one", "reason", 1.0),
+        lambda: store.admit(waits, holds(pages(1, 10)), 1002.0),
+        lambda: store.advance(record),
+        lambda: store.assert_live([LiveRequest(record, HELD)]),
+        lambda: store.finish(done),
+        store.heartbeat,
+    ):
+        with pytest.raises(StoreUnavailable, match="maxmemory"):
+            await call()
+    after = await store.books()
+    assert (after.reserved, after.live_requests, after.tombstones, after.faults) == (before.reserved, 2, 1, ())
+    await link.command("test", "CONFIG SET", "maxmemory", 0)
+    await link.close()
+    assert (await store.finish(done)).won
+    assert (await store.create(new_record("buried"))).outcome is CreateOutcome.ALREADY_CANCELLED
+    assert (await store.books()).reserved == {}
 
 
 async def test_an_end_that_the_server_knows_nothing_of_is_written(make_store: MakeStore) -> None:
