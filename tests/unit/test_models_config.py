@@ -169,6 +169,8 @@ def test_hf_rope_in_both_spellings() -> None:
     assert yarn.attention_factor == pytest.approx(1.1386294)
     scaled = hf(rope_scaling={"rope_type": "yarn", "factor": 40.0, "mscale": 1.0, "mscale_all_dim": 1.0}).rope
     assert scaled.attention_factor == 1.0
+    uneven = hf(rope_scaling={"rope_type": "yarn", "factor": 40.0, "mscale": 0.707, "mscale_all_dim": 1.0}).rope
+    assert uneven.attention_factor == pytest.approx(1.2608037 / 1.3688879)  # (0.0707 ln 40 + 1) / (0.1 ln 40 + 1)
 
 
 @pytest.mark.parametrize(
