@@ -17,7 +17,8 @@ _RETRY_MAX_S = 2.0
 class Keeper:
     """Writes one request's changes in the background, in order, the latest state only; retries while the store is away.
 
-    `heed` sees each result: it carries the truth about cancels and ownership.
+    `heed` sees each result: it carries the truth about cancels and ownership. Whoever else writes the record holds
+    `writing` meanwhile: a copy made while an answer is under way would be older than what the store holds by then.
     """
 
     def __init__(self, store: Store, record: RequestRecord, heed: Callable[[WriteResult], None]) -> None:
@@ -26,6 +27,7 @@ class Keeper:
         self._heed = heed
         self._changed = False
         self._closing = asyncio.Event()
+        self.writing = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
 
     def touch(self) -> None:
@@ -49,7 +51,10 @@ class Keeper:
         while self._changed and not self._closing.is_set():
             self._changed = False
             try:
-                result = await self._store.advance(self._record)
+                async with self.writing:
+                    if self._closing.is_set():
+                        return
+                    result = await self._store.advance(self._record)
             except StoreUnavailable as away:
                 self._changed = True
                 _log.warning("record not written yet: %s", away)

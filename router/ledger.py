@@ -52,10 +52,12 @@ class Ledger:
         self._keeper = Keeper(store, record, self._heed)
         self._in_store = False
 
-    @property
-    def live(self) -> LiveRequest | None:
-        """What the store should hold now; None before the record was created and after its end."""
-        return LiveRequest(self.record, self.holds) if self.created and not self.record.ended else None
+    async def assert_live(self) -> None:
+        """Writes a live record again, with what it holds. Raises StoreUnavailable."""
+        async with self._keeper.writing:
+            if self.created and not self.record.ended:
+                results = await self._store.assert_live([LiveRequest(self.record, self.holds)])
+                self._heed(results[self.record.request_id])
 
     async def create(self) -> RequestRecord | None:
         """Creates the record. A record comes back when a cancel had come first: the request has ended before it began.
@@ -98,9 +100,11 @@ class Ledger:
 
     async def retry(self, event: Event) -> None:
         """The next attempt, queued, here and in the store. A store that is away learns of it with a later write."""
-        self._in_store = True
         try:
-            self._heed(await self._store.retry(self.record, event, None, time.time()))
+            async with self._keeper.writing:
+                self._in_store = True
+                result = await self._store.retry(self.record, event, None, time.time())
+            self._heed(result)
         except StoreUnavailable as away:
             _log.warning("attempt %d is not written yet: %s", self.record.attempt, away)
             self._keeper.touch()
@@ -161,9 +165,10 @@ class Ledger:
         """Calls the store until it answers. Raises Stopped."""
         while True:
             self._stop.check()
-            self._in_store = True
             try:
-                result = await operation()
+                async with self._keeper.writing:
+                    self._in_store = True
+                    result = await operation()
             except StoreUnavailable as away:
                 _log.warning("waiting for the request store: %s", away)
                 wait_s = away.retry_after_s

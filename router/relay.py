@@ -101,10 +101,13 @@ class ClientStream:
 
         Raises TimeoutError when the client does not take what is left after the end.
         """
-        async with asyncio.timeout(None) as self._pumping:
-            if self._ended:
-                self._bound_rest()
-            return await self._pump(write)
+        try:
+            async with asyncio.timeout(None) as self._pumping:
+                if self._ended:
+                    self._bound_rest()
+                return await self._pump(write)
+        finally:
+            self._pumping = None
 
     async def _pump(self, write: Callable[[bytes], Awaitable[None]]) -> StatusError | None:
         while True:
@@ -127,7 +130,7 @@ class ClientStream:
             await self._reader
 
     def _bound_rest(self) -> None:
-        if self._pumping is not None and not self._pumping.expired():
+        if self._pumping is not None:
             self._pumping.reschedule(asyncio.get_running_loop().time() + self._send_timeout_s)
 
     def _wake_reader(self) -> None:

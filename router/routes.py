@@ -10,7 +10,6 @@ from router import endings
 from router.cell import Arrival, Cell
 from router.request import ValidatedRequest
 from router.route import Route
-from router.store import LiveRequest
 from rpc.status import draining
 
 
@@ -64,15 +63,12 @@ class Routes:
         for request_id in request_ids:
             self.cancel(request_id, Ending(FinishReason.CANCELLED, Cause.CLIENT_CANCEL))
 
-    def live(self) -> list[LiveRequest]:
-        """What the store should hold of this router's requests, with counts and times as they are now."""
-        found = []
-        for route in self._routes.values():
-            live = route.ledger.live
-            if live is not None:
+    async def assert_live(self) -> None:
+        """Writes all live records to the store again, with counts and times as they are now. Raises StoreUnavailable."""
+        for route in list(self._routes.values()):
+            if not route.ended.is_set():
                 refresh(route)
-                found.append(live)
-        return found
+                await route.ledger.assert_live()
 
     def seats(self) -> int:
         """Open seats."""

@@ -35,7 +35,7 @@ class Upkeep:
         await self._try(self._heartbeat)
         self._tasks = [
             asyncio.create_task(self._every(HEARTBEAT_S, self._heartbeat), name="lease"),
-            asyncio.create_task(self._every(ASSERT_S, self._assert), name="live records"),
+            asyncio.create_task(self._every(ASSERT_S, self._routes.assert_live), name="live records"),
             asyncio.create_task(self._every(REAP_S, self._reap), name="reaper"),
             asyncio.create_task(self._hints(), name="cancel hints"),
             asyncio.create_task(self._unwritten.run(), name="unwritten ends"),
@@ -76,10 +76,6 @@ class Upkeep:
         flagged = await self._store.heartbeat()
         self.lease_at = time.monotonic()
         self._routes.cancel_flagged(flagged)
-
-    async def _assert(self) -> None:
-        results = await self._store.assert_live(self._routes.live())
-        self._routes.cancel_flagged(request_id for request_id, result in results.items() if result.cancel_requested)
 
     async def _reap(self) -> None:
         report = await self._store.reap(time.time())

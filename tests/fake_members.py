@@ -354,10 +354,14 @@ class FakePrefill(FakeMember, prefill_pb2_grpc.PrefillServiceServicer, member_pb
 
 
 @asynccontextmanager
-async def fake_pools(prefills: int = 1, decodes: int = 1) -> AsyncIterator[tuple[list[FakePrefill], list[FakeDecode]]]:
-    """Started fakes."""
+async def fake_pools(
+    prefills: int = 1, decodes: int = 1, decode_info: dict[str, object] | None = None
+) -> AsyncIterator[tuple[list[FakePrefill], list[FakeDecode]]]:
+    """Started fakes; `decode_info` changes what the decode members say they are."""
     decode = [FakeDecode(f"decode-{number}") for number in range(decodes)]
     prefill = [FakePrefill(f"prefill-{number}", decode) for number in range(prefills)]
+    for one in decode:
+        one.info_changes.update(decode_info or {})
     members: list[FakeMember] = [*decode, *prefill]
     try:
         for member in members:

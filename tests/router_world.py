@@ -1,6 +1,7 @@
 """Routers over fake members and a real store, in this process, and what their tests ask of them."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -157,13 +158,13 @@ class World:
 
 async def until(ask: Any, wanted: object, timeout_s: float = 5.0) -> None:
     """Asks until the answer is the wanted one."""
-    answer: object = None
-    try:
-        async with asyncio.timeout(timeout_s):
-            while (answer := await ask()) != wanted:
-                await asyncio.sleep(0.005)
-    except TimeoutError:
-        raise AssertionError(f"{answer!r} instead of {wanted!r} after {timeout_s} s") from None
+    due = time.monotonic() + timeout_s
+    while True:
+        answer = await ask()
+        if answer == wanted:
+            return
+        assert time.monotonic() < due, f"{answer!r} instead of {wanted!r} after {timeout_s} s"
+        await asyncio.sleep(0.005)
 
 
 def settings(redis_url: str, cell: str, prefills: Sequence[str], decodes: Sequence[str], **changes: Any) -> RouterSettings:
@@ -186,10 +187,17 @@ def settings(redis_url: str, cell: str, prefills: Sequence[str], decodes: Sequen
 
 @asynccontextmanager
 async def router_world(
-    redis_url: str, cell: str, *, prefills: int = 1, decodes: int = 1, routers: int = 1, **changes: Any
+    redis_url: str,
+    cell: str,
+    *,
+    prefills: int = 1,
+    decodes: int = 1,
+    routers: int = 1,
+    decode_info: dict[str, object] | None = None,
+    **changes: Any,
 ) -> AsyncIterator[World]:
-    """A cell; at the end everything is stopped in order."""
-    async with fake_pools(prefills, decodes) as (prefill, decode):
+    """A cell; at the end everything is stopped in order. `changes` are settings of the routers."""
+    async with fake_pools(prefills, decodes, decode_info) as (prefill, decode):
         made: list[Process] = []
         clients: list[Client] = []
         try:
@@ -211,7 +219,7 @@ async def router_world(
             for client in clients:
                 await client.channel.close()
             for process in made:
-                if process.frame is not None:
+                if process.frame is not None and not process.draining():
                     await process.drain()
                 await process.close()
 

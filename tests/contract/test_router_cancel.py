@@ -8,7 +8,7 @@ import pytest
 
 from tandem.v1 import inference_pb2 as pb
 from tests.redis_server import cell, redis_url
-from tests.router_world import Answer, World, request, router_world, until
+from tests.router_world import Answer, World, request, router_world
 
 __all__ = ["cell", "redis_url"]
 
@@ -19,10 +19,6 @@ Bring = Callable[[World], Awaitable["asyncio.Task[Answer] | grpc.aio.UnaryStream
 
 
 async def queued(world: World) -> asyncio.Task[Answer]:
-    # More than the budgets of the cell hold beside it: an admitted one keeps its pages until its grant.
-    world.decode.info_changes["max_sequences"] = 0
-    await world.decode.restart()
-    await until(lambda: _decode_members(world), 1)
     return world.client.begin(request("r1"))
 
 
@@ -56,6 +52,11 @@ STAGES = [
 STAGE_IDS = ["queued", "admitted", "prefilling", "decoding", "decoded"]
 
 
+def room(state: str) -> dict[str, object]:
+    """Without room for a sequence a request stays in the queue."""
+    return {"max_sequences": 0} if state == "queued" else {}
+
+
 def release(world: World) -> None:
     world.prefill.script.compute.release()
     for gate in (world.decode.script.grant, world.decode.script.output, world.decode.script.ending):
@@ -65,7 +66,7 @@ def release(world: World) -> None:
 @pytest.mark.parametrize("router", [0, 1], ids=["same-router", "other-router"])
 @pytest.mark.parametrize(("state", "bring"), STAGES, ids=STAGE_IDS)
 async def test_cancel_in_each_state(redis_url: str, cell: str, state: str, bring: Bring, router: int) -> None:
-    async with router_world(redis_url, cell, routers=2) as world:
+    async with router_world(redis_url, cell, routers=2, decode_info=room(state)) as world:
         running = await bring(world)
         await world.client.until_state("r1", state)
         said = await asyncio.wait_for(world.clients[router].cancel("r1", wait=True, reason="enough"), 5)
@@ -138,7 +139,7 @@ async def test_a_member_that_ignores_a_cancel_is_cut(redis_url: str, cell: str) 
 
 @pytest.mark.parametrize(("state", "bring"), STAGES, ids=STAGE_IDS)
 async def test_b09_a_client_that_leaves_frees_everything(redis_url: str, cell: str, state: str, bring: Bring) -> None:
-    async with router_world(redis_url, cell) as world:
+    async with router_world(redis_url, cell, decode_info=room(state)) as world:
         running = await bring(world)
         await world.client.until_state("r1", state)
         running.cancel()
@@ -163,10 +164,7 @@ async def test_b09_a_client_that_leaves_while_draining(redis_url: str, cell: str
 
 async def test_b20_abort_storm_on_a_deep_queue(redis_url: str, cell: str) -> None:
     """Cancels race admission: each request has exactly one end, and nothing is left."""
-    async with router_world(redis_url, cell) as world:
-        world.decode.info_changes["max_sequences"] = 2
-        await world.decode.restart()
-        await until(lambda: _decode_members(world), 1)
+    async with router_world(redis_url, cell, decode_info={"max_sequences": 2}) as world:
         running = [world.client.begin(request(f"r{number}")) for number in range(40)]
         cancels = [asyncio.create_task(world.client.cancel(f"r{number}")) for number in range(0, 40, 2)]
         await asyncio.gather(*cancels)
@@ -200,11 +198,7 @@ async def test_b35_cancels_at_random_moments_leave_no_count_behind(redis_url: st
         await world.at_rest()
 
 
-async def _decode_members(world: World) -> int:
-    return (await world.client.stub.ListModels(pb.ListModelsRequest())).models[0].decode_members
-
-
-async def _events(call: grpc.aio.UnaryStreamCall):  # noqa: ANN202
+async def _events(call: grpc.aio.UnaryStreamCall):
     while True:
         try:
             event = await call.read()

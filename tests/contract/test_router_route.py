@@ -89,10 +89,7 @@ async def test_final_only_has_its_text_in_the_terminal_event(redis_url: str, cel
 
 
 async def test_aggregated_decode_computes_the_prompt(redis_url: str, cell: str) -> None:
-    async with router_world(redis_url, cell, prefills=0) as world:
-        world.decode.info_changes["computes_prompts"] = True
-        await world.decode.restart()
-        await until(lambda: _has_members(world), True)
+    async with router_world(redis_url, cell, prefills=0, decode_info={"computes_prompts": True}) as world:
         answer = await world.client.generate(request("r1"))
         answer.check_order()
         assert answer.text == "t0 t1 t2 " and not world.decode.opens[0].HasField("prefill")
@@ -266,11 +263,7 @@ async def test_a_slow_reader_pauses_its_own_stream_only(redis_url: str, cell: st
 
 async def test_many_requests_share_few_pages(redis_url: str, cell: str) -> None:
     """Over budget the rest waits; every request ends; nothing is held afterwards."""
-    async with router_world(redis_url, cell) as world:
-        world.decode.info_changes["total_pages"] = 4
-        world.decode.load.free_pages = 4
-        await world.decode.restart()
-        await until(lambda: _has_members(world), True)
+    async with router_world(redis_url, cell, decode_info={"total_pages": 4}) as world:
         answers = await asyncio.gather(*(world.client.generate(request(f"r{number}")) for number in range(30)))
         assert {answer.code for answer in answers} == {grpc.StatusCode.OK}
         await world.at_rest()
