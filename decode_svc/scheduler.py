@@ -246,7 +246,8 @@ class Scheduler:
     def _end_all(self, command: EndAll, now: float) -> None:
         self._draining = True
         for seat in self.seats:
-            seat.end_with(command.ending)
+            if not seat.end_with(command.ending):
+                seat.end_by = min(seat.end_by, now)
 
     def _stop_admitting(self, command: StopAdmitting, now: float) -> None:
         self._draining = True

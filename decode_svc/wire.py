@@ -22,6 +22,8 @@ from text.stop_matcher import StopRules
 
 REQUEST_ID_BYTES_MAX = 128
 STOP_TOKEN_IDS_MAX = 64
+#: Priorities are from minus this to this.
+PRIORITY_MOST = 10
 #: Longest duration of a clock, in seconds: a week.
 CLOCK_S_MAX = 7 * 24 * 3600.0
 
@@ -100,7 +102,9 @@ def parse_open(message: pb.Open, me: Identity, eos_ids: frozenset[int]) -> Reque
     highest = me.vocabulary_size - 1
     checks.require(max(prompt) <= highest, "prompt_token_ids", f"ids must be 0 to {highest}, got {max(prompt)}", "UNKNOWN_TOKEN")
     checks.require(message.HasField("prefill") or me.computes_prompts, "prefill", "must be set: this member computes no prompts")
-    sampling = _sampling(message.sampling, checks)
+    most = PRIORITY_MOST
+    checks.require(-most <= message.priority <= most, "priority", f"must be -{most} to {most}, got {message.priority}")
+    sampling = _sampling(message.sampling, highest, checks)
     stop = _stop(message.stop, eos_ids, highest, checks)
     limits = Limits(
         first_token_s=_seconds(message, "first_token_remaining_s", checks),
@@ -131,7 +135,9 @@ def parse_open(message: pb.Open, me: Identity, eos_ids: frozenset[int]) -> Reque
     )
 
 
-def _sampling(message: Any, checks: _Checks) -> SamplingParams | None:
+def _sampling(message: Any, highest: int, checks: _Checks) -> SamplingParams | None:
+    biased = max(message.logit_bias, default=0)
+    checks.require(biased <= highest, "sampling.logit_bias", f"ids must be 0 to {highest}, got {biased}", "UNKNOWN_TOKEN")
     checks.require(message.HasField("seed"), "sampling.seed", "must be set: the router draws one", "NO_SEED")
     given = {name: getattr(message, name) for name in ("temperature", "top_p", "repetition_penalty") if message.HasField(name)}
     try:

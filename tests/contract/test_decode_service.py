@@ -191,6 +191,8 @@ BAD = [
     ({"stop": v1.StopParams(sequences=[""])}, "open.stop.sequences"),
     ({"stop": v1.StopParams(sequences=["x"] * 17)}, "open.stop.sequences"),
     ({"stop": v1.StopParams(token_ids=[99999])}, "open.stop.token_ids"),
+    ({"sampling": v1.SamplingParams(seed=1, logit_bias={99999: 1.0})}, "open.sampling.logit_bias"),
+    ({"priority": 11}, "open.priority"),
     ({"overall_remaining_s": float("nan")}, "open.overall_remaining_s"),
     ({"inter_token_s": -1.0}, "open.inter_token_s"),
     ({"prefill": grant_pb2.Peer(member="p", incarnation="", address="a:1")}, "open.prefill.incarnation"),

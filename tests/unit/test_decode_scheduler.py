@@ -209,6 +209,18 @@ def test_the_end_of_draining_ends_what_still_runs_with_its_own_cause() -> None:
     assert drain.grant_id == world.grant_of(waiting).grant_id
 
 
+def test_the_end_of_draining_does_not_wait_for_a_silent_writer() -> None:
+    world = World()
+    seat = world.granted_seat()
+    world.cancel(seat)
+    world.step()
+    assert world.ended(seat) is None
+    world.tell(EndAll(Ending(FinishReason.TRANSPORT_ERROR, Cause.SHUTTING_DOWN)))
+    world.step()
+    assert world.ending(seat) == CANCEL
+    assert world.scheduler.books()["pages_granted"] == 2
+
+
 def test_a_full_window_pauses_one_sequence_and_only_that_one() -> None:
     world = World(stream_bytes=17 * 3)  # a byte of text costs 17
     slow, fast = world.open(max_output_tokens=12), world.open(max_output_tokens=12)
