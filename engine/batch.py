@@ -20,7 +20,7 @@ class Rows:
     wants_logits: bool
 
     def __post_init__(self) -> None:
-        if not self.token_ids:
+        if len(self.token_ids) == 0:
             raise ValueError(f"token_ids of sequence {self.sequence} is empty; a scheduled sequence has at least one token")
         if self.first_position < 0:
             raise ValueError(f"first_position of sequence {self.sequence} is {self.first_position}; it must be >= 0")
