@@ -20,10 +20,10 @@ class Findings:
 
     def number(self, path: str, value: float, low: float, high: float, *, over_low: bool = False) -> None:
         """`value` must be finite and from `low` (or over it) to `high`."""
+        start = f"over {low:g} up to" if over_low else f"from {low:g} to"
         if not math.isfinite(value):
-            self.add(path, f"must be a finite number; got {value}", "NOT_FINITE")
+            self.add(path, f"must be a finite number {start} {high:g}; got {value}", "NOT_FINITE")
         elif value > high or value < low or (over_low and value == low):
-            start = f"over {low:g} up to" if over_low else f"from {low:g} to"
             self.add(path, f"must be {start} {high:g}; got {value:g}", "OUT_OF_RANGE")
 
     def name(self, path: str, value: str, limit_bytes: int) -> None:
