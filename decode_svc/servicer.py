@@ -10,9 +10,10 @@ from decode_svc.admission import Identity, mismatch
 from decode_svc.messages import Command, LosePrefill, OpenSeat, SeatEnded, SeatGranted, SeatRefused
 from decode_svc.streams import SeatOrigin, SeatStream, Streams
 from member.inbox import Inbox, InboxFull
-from rpc.status import Violation, invalid_argument, slow_consumer
+from rpc.status import StatusError, Violation, invalid_argument, slow_consumer
 from tandem.pools.v1 import decode_pb2 as pb
 from tandem.pools.v1 import decode_pb2_grpc as pb_grpc
+from telemetry import logs
 
 #: Seconds within which the first message of a call must be here.
 FIRST_MESSAGE_S = 10.0
@@ -44,8 +45,10 @@ class DecodeServicer(pb_grpc.DecodeServiceServicer):
             await self._refuse(context, SeatRefused(0, refusal.reason, refusal.detail, refusal.retryable))
             return
         request = wire.parse_open(message, me, eos_ids)
+        key = request.spec.key
+        logs.bind(request_id=key.request_id, attempt=key.attempt, traceparent=request.traceparent)
         origin = SeatOrigin(
-            key=request.spec.key,
+            key=key,
             traceparent=request.traceparent,
             opened_at=received_at,
             inter_token_s=request.limits.inter_token_s,
@@ -102,7 +105,13 @@ class DecodeServicer(pb_grpc.DecodeServiceServicer):
             await asyncio.gather(reader, return_exceptions=True)
 
     async def _read(self, stream: SeatStream, requests: AsyncIterator[pb.DecodeRequest]) -> None:
-        """Until the router says no more; it may go on listening."""
+        """Until the router says no more; it may go on listening. What can not be read ends the call."""
+        try:
+            await self._read_all(stream, requests)
+        except StatusError as bad:
+            stream.break_off(bad.message)
+
+    async def _read_all(self, stream: SeatStream, requests: AsyncIterator[pb.DecodeRequest]) -> None:
         lost = False
         async for message in requests:
             kind = message.WhichOneof("message")

@@ -1,5 +1,6 @@
 """The engine thread of a decode member: owner of runner, sampler, landing rows and scheduler. One turn of it is one step."""
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from engine.landing import LandingRows
 from engine.runner import ModelError, Runner
 from engine.sampler import Sampler
 from member.inbox import Inbox
+
+_LOG = logging.getLogger("decode.worker")
 
 #: While steps follow one another the member's load is told that often, in seconds; when they stop it is told at once.
 SNAPSHOT_EVERY_S = 0.1
@@ -33,7 +36,6 @@ class StepTimes:
     sequences: int
     tokens: int
     prompt_tokens: int
-    failed: bool
 
     @property
     def total_s(self) -> float:
@@ -109,18 +111,19 @@ class DecodeWorker:
         planned_at = time.monotonic()
         try:
             logits = self._runner.run(plan.batch) if plan.batch is not None else None
-        except ModelError:
+        except ModelError as error:
             now = time.monotonic()
+            _LOG.error("a step of %d sequences failed: %s", len(plan.seats), error)
             self._scheduler.accept(self._inbox.drain(), now)
             self._scheduler.fail(plan, now)
-            return self._times(plan, (started_at, planned_at, now, now, time.monotonic()), failed=True)
+            return self._times(plan, (started_at, planned_at, now, now, time.monotonic()))
         ran_at = time.monotonic()
         tokens = self._sample(plan, logits)
         sampled_at = time.monotonic()
         # What arrived while the step ran: a cancel seen here throws the step's token away.
         self._scheduler.accept(self._inbox.drain(), sampled_at)
         self._scheduler.commit(plan, tokens, sampled_at)
-        return self._times(plan, (started_at, planned_at, ran_at, sampled_at, time.monotonic()), failed=False)
+        return self._times(plan, (started_at, planned_at, ran_at, sampled_at, time.monotonic()))
 
     def _sample(self, plan: Plan, logits: torch.Tensor | None) -> list[int | None]:
         """One token for each draw; None where the logits can not be used."""
@@ -133,7 +136,7 @@ class DecodeWorker:
         chosen = self._sampler.choose(logits, [seat.sequence.sample_row() for seat in plan.draws])
         return [token if isinstance(token, int) else None for token in chosen]
 
-    def _times(self, plan: Plan, marks: tuple[float, float, float, float, float], *, failed: bool) -> StepTimes:
+    def _times(self, plan: Plan, marks: tuple[float, float, float, float, float]) -> StepTimes:
         started_at, planned_at, ran_at, sampled_at, ended_at = marks
         times = StepTimes(
             plan_s=planned_at - started_at,
@@ -144,7 +147,6 @@ class DecodeWorker:
             sequences=len(plan.seats),
             tokens=plan.scheduled_tokens,
             prompt_tokens=plan.prompt_tokens,
-            failed=failed,
         )
         step_s = ended_at - started_at
         self._step_s = step_s if self._step_s == 0.0 else self._step_s + RATE_WEIGHT * (step_s - self._step_s)

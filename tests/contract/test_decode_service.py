@@ -230,6 +230,20 @@ async def test_a_call_that_does_not_begin_with_an_open_is_an_error() -> None:
         await member.assert_empty()
 
 
+async def test_bytes_that_are_no_message_end_the_call() -> None:
+    async with decode_member() as member:
+        member.runner.gate.hold()
+        call = member.channel.stream_stream("/tandem.pools.v1.DecodeService/Decode")()
+        await call.write(decode_pb2.DecodeRequest(open=member.message(PROMPT)).SerializeToString())
+        assert decode_pb2.DecodeResponse.FromString(await call.read()).WhichOneof("event") == "granted"
+        await call.write(b"\xff\xff\xff")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call.read()
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        member.runner.gate.release()
+        await member.assert_empty()
+
+
 async def test_a_member_that_computes_no_prompts_says_so() -> None:
     async with decode_member(computes_prompts=False) as member:
         seat = await member.open(PROMPT)
