@@ -21,6 +21,16 @@ async def _first_delta(call: grpc.aio.UnaryStreamCall) -> None:
         pass
 
 
+async def _rest(call: grpc.aio.UnaryStreamCall) -> list[pb.GenerateResponse]:
+    """What a stream still brings before its status CANCELLED."""
+    events = []
+    with pytest.raises(grpc.aio.AioRpcError) as ended:
+        while True:
+            events.append(await call.read())
+    assert ended.value.code() is grpc.StatusCode.CANCELLED
+    return events
+
+
 async def test_cancel_through_another_router(f32_cell: Cell, tokenizer: Tokenizer) -> None:
     request = greedy_request(tokenizer.encode("A long story about a river:"), LONG)
     async with stub_of(f32_cell, 0) as streaming, stub_of(f32_cell, 1) as other:
@@ -28,11 +38,10 @@ async def test_cancel_through_another_router(f32_cell: Cell, tokenizer: Tokenize
         await _first_delta(call)
         answer = await other.Cancel(pb.CancelRequest(request_id=request.request_id, reason="enough", wait=True), timeout=20)
         assert answer.outcome == pb.CANCEL_OUTCOME_ACCEPTED and answer.state == pb.REQUEST_STATE_CANCELLED
-        events = [response async for response in _rest(call)]
+        events = await _rest(call)
         completed = events[-1].completed
         assert completed.finish_reason == pb.FINISH_REASON_CANCELLED and completed.state == pb.REQUEST_STATE_CANCELLED
         assert 0 < completed.usage.selected_tokens < LONG
-        assert await call.code() is grpc.StatusCode.CANCELLED
         again = await other.Cancel(pb.CancelRequest(request_id=request.request_id), timeout=10)
         assert again.outcome == pb.CANCEL_OUTCOME_ALREADY_ENDED and again.finish_reason == pb.FINISH_REASON_CANCELLED
         record = (await other.Get(pb.GetRequest(request_id=request.request_id), timeout=10)).record
@@ -41,11 +50,6 @@ async def test_cancel_through_another_router(f32_cell: Cell, tokenizer: Tokenize
     times = [moment.ToNanoseconds() for moment in moments]
     assert all(times) and times == sorted(times)
     await at_rest(f32_cell)
-
-
-async def _rest(call: grpc.aio.UnaryStreamCall):
-    while (response := await call.read()) is not grpc.aio.EOF:
-        yield response
 
 
 async def test_cancel_before_generate_leaves_a_tombstone(f32_cell: Cell, tokenizer: Tokenizer) -> None:
@@ -76,19 +80,8 @@ async def test_cancels_at_different_moments_leave_nothing(f32_cell: Cell, tokeni
             cancels = [other.Cancel(pb.CancelRequest(request_id=r.request_id), timeout=20) for r in requests for _ in range(2)]
             await asyncio.gather(*cancels)
             for call in calls:
-                last = None
-                async for response in _rest_or_status(call):
-                    last = response
-                assert last is not None and last.completed.finish_reason == pb.FINISH_REASON_CANCELLED
+                assert (await _rest(call))[-1].completed.finish_reason == pb.FINISH_REASON_CANCELLED
     await at_rest(f32_cell)
-
-
-async def _rest_or_status(call: grpc.aio.UnaryStreamCall):
-    try:
-        async for response in _rest(call):
-            yield response
-    except grpc.aio.AioRpcError as error:
-        assert error.code() is grpc.StatusCode.CANCELLED
 
 
 async def test_client_gone_is_a_cancel_that_says_so(f32_cell: Cell, tokenizer: Tokenizer) -> None:
