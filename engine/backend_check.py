@@ -12,6 +12,7 @@ from engine.reference_backend import ReferenceBackend
 from engine.step import Step, StepLimits, build_step
 from engine.torch_backend import REGISTRATION as TORCH
 
+# A backend becomes available by its registration here.
 BACKENDS = Registry((TORCH, REFERENCE))
 
 # Largest difference to the reference, relative to the largest value: rounding of the dtype and another order of sums, no more.

@@ -1,6 +1,6 @@
 """The default model out of its real file against transformers with the same weights."""
 
-from functools import partial
+from functools import cache, partial
 
 import pytest
 import torch
@@ -49,6 +49,23 @@ def test_float32_equals_the_reference(prompts: list[list[int]], answers: list[li
     ids = prompts[4]
     theirs = all_logits(load_reference(default_model(), torch.float32), ids)[-1]
     torch.testing.assert_close(driver.feed("logits", ids), theirs, rtol=1e-4, atol=1e-4 * float(theirs.abs().max()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chunk", [256, 100])
+def test_a_long_prompt_in_chunks(chunk: int, prompts: list[list[int]]) -> None:
+    ids = [token for number in range(12) for token in (prompts[4] + prompts[2] + prompts[1])[number:]][:520]
+    driver = Driver(load("float32"))
+    for start in range(0, len(ids) - chunk, chunk):
+        driver.step(driver.rows("long", ids[start : start + chunk], wants_logits=False))
+    ours = driver.feed("long", ids[driver.done["long"] :])
+    theirs = _last_logits(tuple(ids))
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4 * float(theirs.abs().max()))
+
+
+@cache
+def _last_logits(ids: tuple[int, ...]) -> torch.Tensor:
+    return all_logits(load_reference(default_model(), torch.float32), ids)[-1].clone()
 
 
 @pytest.mark.slow
