@@ -43,7 +43,10 @@ class Canceller:
         except StoreUnavailable as away:
             return await self._without_store(request_id, reason, wait, away)
         if result.outcome is CancelOutcome.ALREADY_ENDED:
+            self._routes.cell.metrics.cancels.inc(1, "ended")
             return CancelAnswer(True, result.state, result.ending.reason if result.ending else None)
+        if result.state is None:
+            self._routes.cell.metrics.cancels.inc(1, "unknown")
         route = self._routes.get(request_id)
         if route is not None:
             self._end(route, reason, now)

@@ -57,7 +57,7 @@ class Keeper:
                     result = await self._store.advance(self._record)
             except StoreUnavailable as away:
                 self._changed = True
-                _log.warning("record not written yet: %s", away)
+                _log.debug("record not written yet: %s", away)
                 await self._pause(delay_s)
                 delay_s = min(_RETRY_MAX_S, delay_s * 2)
                 continue

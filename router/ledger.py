@@ -170,7 +170,7 @@ class Ledger:
                     self._in_store = True
                     result = await operation()
             except StoreUnavailable as away:
-                _log.warning("waiting for the request store: %s", away)
+                _log.debug("waiting for the request store: %s", away)
                 wait_s = away.retry_after_s
             else:
                 self._heed(result)

@@ -104,7 +104,6 @@ class MemberLink:
     def __init__(self, address: str, settings: LinkSettings, changed: Callable[[], None]) -> None:
         self.address = address
         self.member: Member | None = None
-        self.retired = False
         self._settings = settings
         self._changed = changed
         self._channel = internal_channel(address)
