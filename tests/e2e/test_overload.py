@@ -23,7 +23,7 @@ QUEUE_REQUESTS = 20
 @pytest.fixture(scope="module")
 def tiny_cell() -> Iterator[Cell]:
     """Decode pages for about four requests at once; twenty may wait."""
-    extra = (("decode", "--total-pages=65"), ("router", f"--queue-requests={QUEUE_REQUESTS}"), ("router", "--queue-clock-s=120"))
+    extra = (("decode", "--total-pages=49"), ("router", f"--queue-requests={QUEUE_REQUESTS}"), ("router", "--queue-clock-s=120"))
     with cell_of(extra=extra) as cell:
         yield cell
 
@@ -54,5 +54,5 @@ async def test_a_request_that_can_never_fit_is_refused_at_once_with_the_true_lim
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             async for _ in stub.Generate(greedy_request(list(range(1000, 2000)), 24), timeout=20):
                 pass
-    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT and "1008" in (refused.value.details() or "")
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT and "768" in (refused.value.details() or "")
     await at_rest(tiny_cell)
