@@ -56,8 +56,12 @@ class Recorder:
     def _ready(self, event: PromptReady, origin: SeatOrigin) -> None:
         if origin.prefill_member:
             self._metrics.handover.observe(event.handover_s, traceparent=origin.traceparent)
-            pages = sum(-(-origin.prompt_tokens // tokens) * size for tokens, size in self._page_bytes)
-            self._metrics.received_bytes.inc(pages + self._landing_bytes)
+            self._metrics.received_bytes.inc(self._handover_bytes(origin))
+
+    def _handover_bytes(self, origin: SeatOrigin) -> int:
+        """What a whole hand-over writes here: the prompt's pages and one row of logits."""
+        pages = sum(-(-origin.prompt_tokens // tokens) * size for tokens, size in self._page_bytes)
+        return pages + self._landing_bytes
 
     def _ended(self, event: SeatEnded, origin: SeatOrigin) -> None:
         ending, usage, report = event.ending, event.usage, event.report
@@ -100,12 +104,13 @@ class Recorder:
         if not report.prompt_here and report.granted_at is not None:
             begun_at = report.begun_at if report.begun_at is not None else report.granted_at
             ended_at = committed_at if committed_at is not None else report.ended_at
+            written = {names.SENT_BYTES: self._handover_bytes(origin)} if committed_at is not None else {}
             self._tracing.span(
                 names.SPAN_HANDOVER,
                 parent=parent,
                 start_s=unix_seconds(begun_at),
                 end_s=unix_seconds(ended_at),
-                attributes={**attempt, names.PREFILL_MEMBER: origin.prefill_member},
+                attributes={**attempt, **written, names.PREFILL_MEMBER: origin.prefill_member},
                 ok=ok or committed_at is not None,
                 error_type=error,
             )

@@ -92,12 +92,10 @@ class DecodeWorker:
         self._scheduler.accept(commands, started_at)
         plan = self._scheduler.next_batch(started_at)
         self._dirty = self._dirty or bool(commands)
+        # What the commands brought, and what clocks ended, is told before the step: a grant need not wait for it.
+        self._tell(None, with_load=plan is None or bool(commands))
         if plan is None:
-            self._tell(None, with_load=True)
             return False
-        if commands:
-            # Answers to what came in do not wait for the step.
-            self._tell(None, with_load=True)
         times = self._run(plan, started_at)
         self._dirty = True
         self._tell(times, with_load=started_at - self._told_at >= SNAPSHOT_EVERY_S)

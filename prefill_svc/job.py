@@ -34,7 +34,6 @@ class Job:
     last_done_at: float = 0.0
     post_s: float = 0.0
     detail: str = ""
-    chunks: list[tuple[float, int]] = field(default_factory=list)
     pins: set[int] = field(default_factory=set)
 
     @property
@@ -72,5 +71,4 @@ class Job:
             handover_s=self.last_done_at - first_post_at,
             exposed_s=max(0.0, self.last_done_at - self.last_chunk_at),
             post_s=self.post_s,
-            chunks=tuple(self.chunks),
         )

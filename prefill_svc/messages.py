@@ -90,10 +90,11 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Positions of the prompt computed so far."""
+    """Positions of the prompt computed so far; `at`: when that chunk ended, in monotonic seconds."""
 
     grant_id: str
     computed_tokens: int
+    at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +108,6 @@ class Figures:
     handover_s: float
     exposed_s: float
     post_s: float
-    chunks: tuple[tuple[float, int], ...]
-    """When each chunk ended, in monotonic seconds, and the tokens computed by then."""
 
 
 @dataclass(frozen=True, slots=True)

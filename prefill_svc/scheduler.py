@@ -187,11 +187,10 @@ class PrefillScheduler:
             job = self._jobs[chunk.grant_id]
             job.computed_tokens += chunk.tokens
             job.last_chunk_at = now
-            job.chunks.append((now, job.computed_tokens))
             if job.left_tokens == 0:
                 self._computing.remove(job)
                 job.phase = Phase.SENDING
-            self._outputs.append(m.Progress(job.grant_id, job.computed_tokens))
+            self._outputs.append(m.Progress(job.grant_id, job.computed_tokens, now))
             self._send_ready(job, now)
 
     def fail_step(self, plan: StepPlan, detail: str, now: float) -> None:

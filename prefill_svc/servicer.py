@@ -15,9 +15,12 @@ from prefill_svc import messages as m
 from rpc.status import abort, unavailable
 from tandem.pools.v1 import prefill_pb2 as pb
 from tandem.pools.v1 import prefill_pb2_grpc as pb_grpc
-from telemetry.tracing import SpanEvent, Tracing
+from telemetry import logs, names
+from telemetry.tracing import MAX_EVENTS, SpanEvent, Tracing, unix_seconds
 
 RETRY_AFTER_S = 0.2
+#: Causes that are nobody's failure: the request ended, and its prefill with it.
+NOT_WANTED = frozenset({m.ABANDONED, m.REVOKED})
 
 CallOutput = m.Accepted | m.Progress | m.Committed | m.Failed | m.Drained
 
@@ -32,9 +35,13 @@ class Identity:
 
 
 class _Call:
-    """One open Prefill call: the newest of each kind of event, so that a slow reader holds nothing up."""
+    """One open Prefill call: the newest of each kind of event, so that a slow reader holds nothing up.
+
+    `chunks` are for the trace: when each ended, in monotonic seconds, and the tokens computed by then.
+    """
 
     def __init__(self) -> None:
+        self.chunks: list[tuple[float, int]] = []
         self._news = asyncio.Event()
         self._accepted: m.Accepted | None = None
         self._progress: m.Progress | None = None
@@ -46,6 +53,8 @@ class _Call:
                 self._accepted = output
             case m.Progress():
                 self._progress = output
+                if len(self.chunks) < MAX_EVENTS:
+                    self.chunks.append((output.at, output.computed_tokens))
             case m.Committed() | m.Failed():
                 self._last = output
         self._news.set()
@@ -97,7 +106,8 @@ class PrefillServicer(pb_grpc.PrefillServiceServicer):
 
     async def Prefill(self, request: pb.PrefillRequest, context: Any) -> AsyncIterator[pb.PrefillResponse]:  # noqa: N802
         """One job: accepted, progress, then committed or failed. Ending the call early gives the job up."""
-        started_s, arrived_at = time.time(), time.monotonic()
+        arrived_at = time.monotonic()
+        logs.bind(request_id=request.key.request_id, attempt=request.key.attempt, traceparent=request.traceparent)
         submit = self._parse(request)
         if isinstance(submit, m.Failed):
             yield _response(submit)
@@ -119,7 +129,7 @@ class PrefillServicer(pb_grpc.PrefillServiceServicer):
             del self._calls[submit.grant_id]
             if not isinstance(last, m.Committed | m.Failed):
                 self._inbox.put_always(m.Abandon(submit.grant_id))
-            self._trace(request.traceparent, submit.key, last, started_s - arrived_at, started_s)
+            self._trace(request.traceparent, submit.key, last, call.chunks, arrived_at)
 
     async def Drain(self, request: pb.DrainRequest, context: Any) -> pb.DrainResponse:  # noqa: N802
         """Answers when no write for the grant is in flight and none will start."""
@@ -158,26 +168,36 @@ class PrefillServicer(pb_grpc.PrefillServiceServicer):
             remaining_s=request.remaining_s if request.HasField("remaining_s") else None,
         )
 
-    def _trace(self, parent: str, key: AttemptKey, last: m.Output | None, epoch_s: float, started_s: float) -> None:
-        """Record the prefill span from what happened. epoch_s: unix seconds at zero of the monotonic clock."""
-        ok = isinstance(last, m.Committed)
-        attributes: dict[str, str | int | float] = {"tandem.request.id": key.request_id, "tandem.attempt": key.attempt}
-        events: list[SpanEvent] = []
-        end_s = time.time()
+    def _trace(
+        self, parent: str, key: AttemptKey, last: m.Output | None, chunks: list[tuple[float, int]], arrived_at: float
+    ) -> None:
+        """Record the prefill span from what happened. Times are monotonic seconds."""
+        attributes: dict[str, str | int | float] = {
+            names.REQUEST_ID: key.request_id,
+            names.ATTEMPT: key.attempt,
+            names.PREFILL_MEMBER: self._identity.member,
+        }
+        error = ""
         if isinstance(last, m.Committed):
             figures = last.figures
-            events = [SpanEvent("chunk", epoch_s + at, {"tandem.computed_tokens": tokens}) for at, tokens in figures.chunks]
-            attributes |= {"tandem.handover.bytes": figures.sent_bytes, "tandem.prefill.queue_s": figures.queue_s}
-        cause = last.cause if isinstance(last, m.Failed) else m.ABANDONED
+            attributes |= {
+                names.SENT_BYTES: figures.sent_bytes,
+                names.EXPOSED_SECONDS: figures.exposed_s,
+                names.POST_SECONDS: figures.post_s,
+                names.PREFILL_QUEUE_SECONDS: figures.queue_s,
+            }
+        else:
+            cause = attributes[names.CAUSE] = last.cause if isinstance(last, m.Failed) else m.ABANDONED
+            error = "" if cause in NOT_WANTED else cause
         self._tracing.span(
-            "prefill",
+            names.SPAN_PREFILL,
             parent=parent or None,
-            start_s=started_s,
-            end_s=end_s,
+            start_s=unix_seconds(arrived_at),
+            end_s=time.time(),
             attributes=attributes,
-            events=events,
-            ok=ok,
-            error_type="" if ok else cause,
+            events=[SpanEvent(names.EVENT_CHUNK, unix_seconds(at), {names.COMPUTED_TOKENS: tokens}) for at, tokens in chunks],
+            ok=not error,
+            error_type=error,
         )
 
 

@@ -3,7 +3,6 @@
 import logging
 import random
 import time
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,11 +15,8 @@ from router.ledger import StoreRefused
 from router.pool_messages import Dispatch, SeatEnd, open_message, prefill_message
 from router.prefill_call import PrefillCall, PrefillFailure, PrefillListener, prefill_at
 from router.seat import Committed, Granted, Output, Seat, SeatLost, SeatRefused, open_seat
-from router.spans import call_span
 from router.stop import Stopped
 from router.store import Reservations
-from telemetry import names
-from telemetry.tracing import OpenSpan
 
 if TYPE_CHECKING:
     from router.route import Route
@@ -70,15 +66,14 @@ class Attempt:
             self._progress.new_attempt()
             self._progress.admitted()
             self._cell.metrics.attempts.inc()
-            with self._span(names.SPAN_DECODE, admitted.placement.decode_member) as span:
-                return await self._sit(admitted, span)
+            return await self._sit(admitted)
 
-    async def _sit(self, admitted: Admitted, span: OpenSpan) -> Ending | Again:
+    async def _sit(self, admitted: Admitted) -> Ending | Again:
         """The seat, from Open to its end."""
         first_sequence_no = max(1, self._progress.next_sequence_no)
-        opening = open_message(self._dispatch(span), admitted.decode, admitted.prefill, first_sequence_no)
-        limits, timeout_s = self._cell.limits.seat, self._hop_timeout_s()
-        async with open_seat(admitted.decode, opening, limits, traceparent=span.traceparent, timeout_s=timeout_s) as seat:
+        dispatch, limits, timeout_s = self._dispatch(), self._cell.limits.seat, self._hop_timeout_s()
+        opening = open_message(dispatch, admitted.decode, admitted.prefill, first_sequence_no)
+        async with open_seat(admitted.decode, opening, limits, traceparent=dispatch.traceparent, timeout_s=timeout_s) as seat:
             self._route.seat = seat
             try:
                 with self._route.stop.tells(lambda ending: self._leave(seat, ending)):
@@ -100,17 +95,17 @@ class Attempt:
             self._progress.next_sequence_no = 1
         if admitted.prefill is None or granted.grant is None:
             return await self._follow(seat)
-        with self._span(names.SPAN_PREFILL, admitted.placement.prefill_member) as span:
-            request = prefill_message(self._dispatch(span), admitted.prefill, granted.grant)
-            listener = PrefillListener(
-                accepted=lambda: self._cell.admission.accepted(admitted),
-                failed=lambda failure: self._prefill_failed(seat, failure),
-            )
-            async with prefill_at(
-                admitted.prefill, request, listener, traceparent=span.traceparent, timeout_s=self._hop_timeout_s()
-            ) as prefill:
-                with route.stop.tells(lambda ending: prefill.cut(ending.reason.value)):
-                    return await self._handed_over(seat, prefill)
+        dispatch, timeout_s = self._dispatch(), self._hop_timeout_s()
+        request = prefill_message(dispatch, admitted.prefill, granted.grant)
+        listener = PrefillListener(
+            accepted=lambda: self._cell.admission.accepted(admitted),
+            failed=lambda failure: self._prefill_failed(seat, failure),
+        )
+        async with prefill_at(
+            admitted.prefill, request, listener, traceparent=dispatch.traceparent, timeout_s=timeout_s
+        ) as prefill:
+            with route.stop.tells(lambda ending: prefill.cut(ending.reason.value)):
+                return await self._handed_over(seat, prefill)
 
     async def _handed_over(self, seat: Seat, prefill: PrefillCall) -> Ending | Again:
         outcome = await self._follow(seat)
@@ -223,12 +218,9 @@ class Attempt:
         name = self._route.record.prefill_member
         return (name,) if name else ()
 
-    def _span(self, name: str, member: str) -> AbstractContextManager[OpenSpan]:
-        return call_span(self._cell.tracing, self._route.record.traceparent, name, self._key, member)
-
-    def _dispatch(self, span: OpenSpan) -> Dispatch:
+    def _dispatch(self) -> Dispatch:
         route = self._route
-        return Dispatch(self._key, route.request, route.arrival.deadlines, span.traceparent, time.monotonic())
+        return Dispatch(self._key, route.request, route.arrival.deadlines, route.record.traceparent, time.monotonic())
 
     def _hop_timeout_s(self) -> float | None:
         """A last resort for a member that ignores its clocks: what is left of the overall clock, and the cancel's grace."""

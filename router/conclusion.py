@@ -8,7 +8,7 @@ from lifecycle.record import RequestRecord
 from lifecycle.states import Event, State
 from router import endings
 from router.client_messages import completed
-from router.observing import observe_end
+from router.observing import observe_before_begun, observe_end
 from router.progress import note_cancel, with_cancel_times
 from router.request import OutputMode
 from router.spans import end_spans
@@ -37,6 +37,14 @@ async def conclude(route: "Route", ending: Ending) -> None:
     answer_ended(route, standing)
     observe_end(route.cell.metrics, standing)
     end_spans(route.cell.tracing, route.arrival.span, standing, route.progress)
+
+
+def answer_before_begun(route: "Route", record: RequestRecord) -> None:
+    """A cancel had come before the request: it has ended without any work."""
+    route.standing = record
+    answer_ended(route, record)
+    observe_before_begun(route.cell.metrics, record)
+    end_spans(route.cell.tracing, route.arrival.span, record, route.progress)
 
 
 def answer_ended(route: "Route", record: RequestRecord) -> None:

@@ -41,6 +41,12 @@ def observe_end(metrics: RouterMetrics, record: RequestRecord) -> None:
             metrics.cancel_effective.observe(timings.cancel_effective_s)
 
 
+def observe_before_begun(metrics: RouterMetrics, record: RequestRecord) -> None:
+    """Counts a request whose cancel came first. It has no times; the cancel itself was counted when it came."""
+    if record.ending is not None:
+        metrics.requests.inc(1, record.ending.reason.value)
+
+
 def _cancelled_in(record: RequestRecord) -> str:
     """The state in which the cancel met the request."""
     before = "created"

@@ -16,7 +16,7 @@ from router import endings
 from router.admission import Place
 from router.attempt import Again, Attempt
 from router.cell import Arrival, Cell
-from router.conclusion import answer_ended, conclude
+from router.conclusion import answer_before_begun, conclude
 from router.ledger import Ledger
 from router.progress import Progress
 from router.queue import QueueFull
@@ -24,7 +24,7 @@ from router.relay import ClientStream
 from router.seat import Seat
 from router.stop import Clocks, Stop, Stopped
 from rpc.status import StatusError, internal
-from telemetry import logs
+from telemetry import logs, names
 
 _log = logging.getLogger(__name__)
 
@@ -72,6 +72,7 @@ class Route:
             await self._break()
         finally:
             self.clocks.close()
+            self.arrival.span.end(ok=False, error_type="router_fault")  # nothing is left of it after an end in order
             self.ended.set()
 
     def named(self, ending: Ending) -> Ending:
@@ -93,7 +94,7 @@ class Route:
             with self.cell.admission.enter(self.request, self.arrival.deadlines.arrived_at) as place:
                 over = await self.ledger.create()
                 if over is not None:
-                    answer_ended(self, over)
+                    answer_before_begun(self, over)
                     return None
                 return await self._attempts(place)
         except QueueFull as full:
@@ -123,6 +124,8 @@ class Route:
                 return Ending(FinishReason.TRANSPORT_ERROR, cause)
             self.cell.metrics.failovers.inc(1, outcome.cause.value)
         if outcome.event is not None:
+            event = names.EVENT_REFUSED if outcome.event is Event.REFUSED else names.EVENT_RETRY
+            self.arrival.span.event(event, {names.CAUSE: outcome.cause.value, names.ATTEMPT: self.record.attempt})
             await self.ledger.retry(outcome.event)
         self.stop.check()
         self.progress.queued()

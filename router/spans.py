@@ -1,16 +1,13 @@
 """One trace a request: Generate, with queue, prefill, handover, decode and send beneath it.
 
-What members do hangs under the router's spans of the calls to them (`prefill`, `decode`): their traceparents travel in the
-messages. The other phases are made from the record's transitions when the request has ended.
+Each span is told by the process that did the work: prefill and hand-over to decode's end by the members, under Generate,
+whose traceparent travels in the messages. The phases of the router are made from the record's transitions at the end.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-
-from opentelemetry.trace import SpanKind
 
 from lifecycle.finish import FinishReason
-from lifecycle.record import AttemptKey, RequestRecord
+from lifecycle.record import RequestRecord
 from lifecycle.states import State
 from router.progress import Progress
 from router.request import ValidatedRequest
@@ -38,37 +35,10 @@ def request_attributes(request: ValidatedRequest, operation: str) -> dict[str, s
     }
 
 
-@contextmanager
-def call_span(tracing: Tracing, parent: str, name: str, key: AttemptKey, member: str) -> Iterator[OpenSpan]:
-    """The span of a call to a member, open as long as the call."""
-    attribute = names.PREFILL_MEMBER if name == names.SPAN_PREFILL else names.DECODE_MEMBER
-    attributes: dict[str, str | int] = {names.REQUEST_ID: key.request_id, names.ATTEMPT: key.attempt, attribute: member}
-    span = tracing.start(name, parent=parent, attributes=attributes, kind=SpanKind.CLIENT)
-    try:
-        yield span
-    except BaseException as error:
-        span.end(ok=False, error_type=type(error).__name__)
-        raise
-    span.end()
-
-
 def end_spans(tracing: Tracing, root: OpenSpan, record: RequestRecord, progress: Progress) -> None:
     """Writes down the phases of a record that has ended, and ends its root span."""
     for start_s, end_s, attempt in _phases(record, State.QUEUED):
         tracing.span(names.SPAN_QUEUE, parent=root.traceparent, start_s=start_s, end_s=end_s, attributes={names.ATTEMPT: attempt})
-    if progress.committed is not None and progress.prefill is not None:
-        end_s = unix_seconds(progress.first_token_at)
-        tracing.span(
-            names.SPAN_HANDOVER,
-            parent=root.traceparent,
-            start_s=end_s - progress.prefill.handover_s,
-            end_s=end_s,
-            attributes={
-                names.SENT_BYTES: progress.prefill.sent_bytes,
-                names.EXPOSED_SECONDS: progress.prefill.exposed_s,
-                names.ATTEMPT: record.attempt,
-            },
-        )
     for start_s, end_s, attempt in _phases(record, State.DRAINING):
         tracing.span(names.SPAN_SEND, parent=root.traceparent, start_s=start_s, end_s=end_s, attributes={names.ATTEMPT: attempt})
     _end_root(root, record, progress)
