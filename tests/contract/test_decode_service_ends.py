@@ -8,7 +8,7 @@ import pytest
 
 from tandem.pools.v1 import decode_pb2, member_pb2, member_pb2_grpc, prefill_pb2
 from tandem.v1 import inference_pb2 as v1
-from tests.decode_member import WAIT_S, decode_member
+from tests.decode_member import WAIT_S, Member, decode_member
 from tests.otlp_collector import OtlpCollector
 from tests.waiting import until
 
@@ -143,6 +143,19 @@ async def test_another_incarnation_at_the_writers_address_is_fenced_at_once() ->
         assert len(member.writer.drains) == 1
 
 
+async def paused_for_good(member: Member) -> None:
+    """Wait until the only sequence is paused and what the transport buffers is full too: nothing moves between two looks."""
+    seen = (-1, -1)
+
+    async def still() -> bool:
+        nonlocal seen
+        before, snapshot = seen, member.service.snapshot
+        seen = (len(member.runner.batches), member.service.streams.buffer_bytes)
+        return seen == before and snapshot is not None and snapshot.load.paused == 1 and member.service.streams.slow_readers == 1
+
+    await until(still, WAIT_S, "the slow reader's sequence is paused")
+
+
 @pytest.mark.slow
 async def test_a_reader_that_does_not_read_pauses_its_own_sequence_only() -> None:
     async with decode_member(
@@ -150,16 +163,10 @@ async def test_a_reader_that_does_not_read_pauses_its_own_sequence_only() -> Non
     ) as member:
         slow = await member.open(PROMPT, max_output_tokens=50_000)
         await slow.until("granted")
-
-        async def paused() -> bool:
-            snapshot = member.service.snapshot
-            return snapshot is not None and snapshot.load.paused == 1
-
-        await until(paused, WAIT_S, "the slow reader's sequence pauses")
+        await paused_for_good(member)
         books = await member.books()
         # One window waits or is being written, and a lump of half a window may not have been told yet.
         assert 0 < books["stream_buffer_bytes"] <= 2 * 2048
-        assert member.service.streams.slow_readers == 1
         fast = await (await member.open(tuple(b"other"), max_output_tokens=20)).finish()
         assert fast.ended.usage.selected_tokens == 20
         await slow.send(cancel=CANCEL)
@@ -196,11 +203,7 @@ async def test_a_call_that_never_takes_its_end_is_cut_off() -> None:
     ) as member:
         slow = await member.open(PROMPT, max_output_tokens=50_000)
         await slow.until("granted")
-
-        async def paused() -> bool:
-            return member.service.streams.slow_readers == 1
-
-        await until(paused, WAIT_S, "the slow reader's sequence pauses")
+        await paused_for_good(member)
         await slow.send(cancel=CANCEL)
         await member.assert_empty()
         with pytest.raises(grpc.aio.AioRpcError) as caught:
