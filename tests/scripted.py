@@ -81,9 +81,9 @@ class StepGate:
         """Wait until `count` steps in all have begun."""
         await asyncio.to_thread(self._wait, lambda: self._entered >= count)
 
-    async def left(self, count: int) -> None:
-        """Wait until `count` steps in all have been let through."""
-        await asyncio.to_thread(self._wait, lambda: self._left >= count)
+    async def stopped(self) -> None:
+        """Wait until a step is held inside the model, with no permission to go on."""
+        await asyncio.to_thread(self._wait, lambda: self._held and not self._allowed and self._entered > self._left)
 
     def _wait(self, reached: Callable[[], bool]) -> None:
         with self._changed:

@@ -163,12 +163,14 @@ async def test_bounds_are_told() -> None:
         await first.until("granted")
 
         async def refused(**changes: object) -> str:
+            await gate.stopped()
             seat = await member.open(PROMPT, **changes)
             await member.step_with()
             return (await seat.finish()).refused.reason
 
         assert await refused(max_output_tokens=15) == "no_pages"
         key = grant_pb2.AttemptKey(request_id="same", attempt=1)
+        await gate.stopped()
         second = await member.open(PROMPT, key=key, max_output_tokens=4)
         await member.step_with()
         await second.until("granted")

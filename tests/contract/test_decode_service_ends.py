@@ -55,6 +55,7 @@ async def test_reasons_are_kept_apart(reason: str, finish_reason: int, cause: st
         member.runner.gate.hold()
         seat = await member.open(PROMPT)
         await seat.until("granted")
+        await member.runner.gate.stopped()
         await seat.send(cancel=decode_pb2.CancelSeat(reason=reason))
         await member.step_with()
         await seat.finish()
@@ -216,6 +217,7 @@ async def test_drain_refuses_new_seats_and_lets_the_others_finish() -> None:
         member.runner.gate.hold()
         seat = await member.open(PROMPT, max_output_tokens=6)
         await seat.until("granted")
+        await member.runner.gate.stopped()
         draining = asyncio.create_task(member.process.drain())
 
         async def told() -> bool:
@@ -223,6 +225,7 @@ async def test_drain_refuses_new_seats_and_lets_the_others_finish() -> None:
 
         await until(told, WAIT_S, "the engine is told to drain")
         member.runner.gate.step()
+        await member.runner.gate.stopped()
         refused = await member.open(PROMPT)
         await member.step_with()
         await refused.finish()
