@@ -203,15 +203,20 @@ async def test_metrics_count_and_gauges_return_to_zero(redis_url: str, cell: str
         assert not [line for line in values if line.startswith("tandem_telemetry_errors_total")]
 
 
-async def test_b52_one_trace_has_every_phase(redis_url: str, cell: str) -> None:
+async def test_b52_the_trace_goes_through_every_hop(redis_url: str, cell: str) -> None:
+    """The router tells of Generate, queue and send; members get Generate as the parent of what they do."""
     async with OtlpCollector() as collector, router_world(redis_url, cell, otlp_endpoint=collector.endpoint) as world:
         parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
         await world.client.generate(request("r1"), metadata=(("traceparent", parent),))
+        await world.at_rest()
         assert world.routers[0].frame is not None
         await asyncio.to_thread(world.routers[0].frame.tracing.flush)
-        await collector.wait_for(6)
-        names = {span.name for span in collector.spans}
-        assert {"Generate", "queue", "prefill", "handover", "decode", "send"} <= names
+        await collector.wait_for(3)
+        (root,) = collector.named("Generate")
+        assert root.trace_id == parent.split("-")[1] and root.parent_id == parent.split("-")[2]
+        assert {span.name for span in collector.spans if span.parent_id == root.span_id} == {"queue", "send"}
+        told = {world.decode.opens[0].traceparent, world.prefill.requests[0].traceparent}
+        assert {tuple(one.split("-")[1:3]) for one in told} == {(root.trace_id, root.span_id)}
 
 
 async def _members(client: object) -> int:

@@ -1,12 +1,14 @@
 """A request's way through a real router, over scripted members and a real store."""
 
 import asyncio
+from collections.abc import Awaitable
 
 import grpc
 import pytest
 
 from tandem.pools.v1 import decode_pb2, prefill_pb2
 from tandem.v1 import inference_pb2 as pb
+from tests.fake_members import FakePrefill
 from tests.redis_server import cell, redis_url
 from tests.router_world import World, request, router_world, until
 
@@ -132,8 +134,7 @@ async def test_g4_prefill_lost_before_the_commit_is_another_attempt(redis_url: s
         for prefill in world.prefills:
             prefill.script.compute.hold()
         running = world.client.begin(request("r1"))
-        await world.client.until_state("r1", "prefilling")
-        first = next(one for one in world.prefills if one.jobs)
+        first = await _at_work(world)
         first.script.failures.append(failure)
         for prefill in world.prefills:
             prefill.script.compute.release()
@@ -221,8 +222,7 @@ async def test_b17_a_prefill_member_that_freezes_costs_only_time(redis_url: str,
         for prefill in world.prefills:
             prefill.script.compute.hold()
         running = world.client.begin(request("r1"))
-        await world.client.until_state("r1", "prefilling")
-        frozen = next(one for one in world.prefills if one.jobs)
+        frozen = await _at_work(world)
         frozen.silent = True
         for prefill in world.prefills:
             if prefill is not frozen:
@@ -267,6 +267,20 @@ async def test_many_requests_share_few_pages(redis_url: str, cell: str) -> None:
         answers = await asyncio.gather(*(world.client.generate(request(f"r{number}")) for number in range(30)))
         assert {answer.code for answer in answers} == {grpc.StatusCode.OK}
         await world.at_rest()
+
+
+async def _at_work(world: World) -> FakePrefill:
+    """The prefill member that has the job."""
+
+    async def busy() -> list[FakePrefill]:
+        return [one for one in world.prefills if one.jobs]
+
+    await until(lambda: _count(busy()), 1)
+    return (await busy())[0]
+
+
+async def _count(found: Awaitable[list[FakePrefill]]) -> int:
+    return len(await found)
 
 
 async def _has_members(world: World) -> bool:
