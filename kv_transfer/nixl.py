@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kv_transfer.incarnation import proven_dead
 from kv_transfer.offer import Endpoint, HandoverError, Slab, endpoint_of
 from kv_transfer.ports import (
     CAUSE_BAD_METADATA,
@@ -29,6 +28,7 @@ from kv_transfer.ports import (
     ReceiveFailed,
     SendFailed,
 )
+from rpc.incarnation import proven_dead
 
 # Each receiving agent holds about 13 file descriptors and 4 MB.
 WRITERS_MAX = 64

@@ -4,10 +4,10 @@ In each pool two members that have room are drawn at random and the cheaper one 
 snapshot therefore do not all run to the same member, and what this router has sent since the snapshot is added to it.
 """
 
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Protocol, TypeVar
 
 #: Assumed prompt speed of a member that has not measured its own yet, in tokens per second.
 UNMEASURED_TOKENS_PER_S = 2000.0
@@ -15,6 +15,15 @@ UNMEASURED_TOKENS_PER_S = 2000.0
 UNMEASURED_STEP_S = 0.02
 #: What the last free page of a decode member is held to cost, in seconds of first-token time; half full costs a quarter of it.
 PAGE_PRESSURE_S = 1.0
+
+T = TypeVar("T")
+
+
+class Dice(Protocol):
+    """Where chance comes from: `random.Random`, seeded where a run is to be repeated."""
+
+    def sample(self, population: Sequence[T], k: int) -> list[T]:
+        """`k` different members of the population, in the order drawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +106,7 @@ class _Candidate:
     cost_s: float
 
 
-def choose(need: Need, decode: Sequence[DecodeView], prefill: Sequence[PrefillView], rng: random.Random) -> Choice:
+def choose(need: Need, decode: Sequence[DecodeView], prefill: Sequence[PrefillView], rng: Dice) -> Choice:
     """Pick a decode member and a prefill member, of each pool the cheaper of two that `rng` draws among those with room.
 
     Members with a stale snapshot are drawn only when there is no other. A decode member that computes prompts needs no
@@ -181,7 +190,7 @@ def _decode_candidate(need: Need, view: DecodeView, handed_over: bool) -> _Candi
     return _Candidate(view.member, view.stale, seconds, seconds + PAGE_PRESSURE_S * used * used)
 
 
-def _draw(candidates: Sequence[_Candidate], rng: random.Random) -> _Candidate | None:
+def _draw(candidates: Sequence[_Candidate], rng: Dice) -> _Candidate | None:
     """The cheaper of two drawn ones; equal costs go to the first drawn, so ties spread."""
     fresh = [candidate for candidate in candidates if not candidate.stale] or list(candidates)
     if not fresh:

@@ -30,7 +30,7 @@ class Frame:
     kind: str
     name: str
     address: str  # host:port, as others reach it
-    incarnation: str  # 32 hex digits, new at each start
+    incarnation: str  # new at each start; tells which process it is (rpc.incarnation)
     settings: ServerSettings
     tracing: Tracing
     metrics: MetricsRegistry

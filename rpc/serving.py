@@ -9,7 +9,6 @@ import signal
 import sys
 import threading
 import time
-import uuid
 from collections.abc import Awaitable, Callable
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -22,6 +21,7 @@ from rpc.admin import AdminServicer
 from rpc.application import Application, Build, ExitCode, Frame
 from rpc.channels import Limits, server_options
 from rpc.health import Health
+from rpc.incarnation import new_incarnation
 from rpc.interceptors import CallGuard
 from rpc.reflection import add_reflection
 from rpc.server_settings import ServerSettings
@@ -84,7 +84,7 @@ class Process:
 
     async def open(self) -> Frame:
         """Bind, build, start, become ready. Whatever it raises, `close` is still to be called."""
-        settings, incarnation = self._settings, uuid.uuid4().hex
+        settings, incarnation = self._settings, new_incarnation()
         metrics = MetricsRegistry(self._kind, _version(), incarnation)
         guard = CallGuard(RpcMetrics(metrics).ended, self._admit)
         limits = Limits(receive_max_bytes=settings.receive_max_bytes)

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 from kv_transfer.grants import ReaderBook, WriterBook
-from kv_transfer.incarnation import new_incarnation
 from kv_transfer.offer import Endpoint, Grant, LayoutView, Peer, Slab
 from kv_transfer.plan import SourceMemory, plan
 from kv_transfer.ports import Push, PushResult, Range, Receiver, Sender, SendFailed
 from kv_transfer.pump import ReceivePump, SendPump
+from rpc.incarnation import new_incarnation
 
 PAGE_BYTES = 64 * 1024
 ROW_BYTES = 12_000

@@ -7,8 +7,8 @@ import types
 
 import pytest
 
-from kv_transfer.incarnation import new_incarnation, proven_dead
 from kv_transfer.nixl import NixlReceiver, NixlSender, TransportSettings, prepare_environment
+from rpc.incarnation import new_incarnation, proven_dead
 
 NAMES = (
     "UCX_TLS",
@@ -92,7 +92,7 @@ def test_a_living_process_is_not_proven_dead():
 
 
 def test_a_dead_process_is_proven_dead():
-    show = "from kv_transfer.incarnation import new_incarnation; print(new_incarnation(), flush=True); input()"
+    show = "from rpc.incarnation import new_incarnation; print(new_incarnation(), flush=True); input()"
     with subprocess.Popen([sys.executable, "-c", show], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         name = process.stdout.readline().strip()
         assert not proven_dead(name)
