@@ -1,7 +1,9 @@
 """A collector of traces within the test's process: an OTLP gRPC server that keeps what it gets."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +24,7 @@ class CollectedSpan:
     end_s: float
     attributes: dict[str, Any]
     events: tuple[str, ...]
+    event_attributes: tuple[dict[str, Any], ...]
     links: tuple[str, ...]  # trace ids
     ok: bool
 
@@ -34,6 +37,8 @@ class OtlpCollector(trace_service_pb2_grpc.TraceServiceServicer):
 
     def __init__(self) -> None:
         self.spans: list[CollectedSpan] = []
+        #: Every export as it came, for looking at all of it.
+        self.raw: list[bytes] = []
         self.endpoint = ""
         self._arrived = asyncio.Condition()
         self._server: grpc.aio.Server | None = None
@@ -51,6 +56,7 @@ class OtlpCollector(trace_service_pb2_grpc.TraceServiceServicer):
 
     async def Export(self, request: Any, context: Any) -> Any:  # noqa: N802
         async with self._arrived:
+            self.raw.append(request.SerializeToString())
             for resource_spans in request.resource_spans:
                 service = _attributes(resource_spans.resource.attributes).get("service.name", "")
                 for scope in resource_spans.scope_spans:
@@ -73,6 +79,27 @@ class OtlpCollector(trace_service_pb2_grpc.TraceServiceServicer):
         return [span for span in self.spans if span.name == name]
 
 
+@contextlib.contextmanager
+def collecting() -> Iterator[OtlpCollector]:
+    """A collector on an event loop and a thread of its own, for fixtures that outlive a test's loop: to be read, not awaited."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="otlp-collector")
+    thread.start()
+
+    async def made() -> OtlpCollector:
+        return OtlpCollector()
+
+    collector = asyncio.run_coroutine_threadsafe(made(), loop).result()
+    try:
+        asyncio.run_coroutine_threadsafe(collector.__aenter__(), loop).result()
+        yield collector
+    finally:
+        asyncio.run_coroutine_threadsafe(collector.__aexit__(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
 def _collected(service: str, span: Any) -> CollectedSpan:
     return CollectedSpan(
         service=service,
@@ -84,6 +111,7 @@ def _collected(service: str, span: Any) -> CollectedSpan:
         end_s=span.end_time_unix_nano / 1e9,
         attributes=_attributes(span.attributes),
         events=tuple(event.name for event in span.events),
+        event_attributes=tuple(_attributes(event.attributes) for event in span.events),
         links=tuple(link.trace_id.hex() for link in span.links),
         ok=span.status.code != 2,
     )

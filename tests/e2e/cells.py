@@ -65,12 +65,14 @@ class Answer:
             self.text += response.completed.text
 
 
-async def read(call: grpc.aio.UnaryStreamCall) -> Answer:
-    """Read a stream to its end, whatever the end is."""
-    answer = Answer()
+async def read(call: grpc.aio.UnaryStreamCall, answer: Answer | None = None, up_to: str = "") -> Answer:
+    """Read a stream to its end, whatever the end is, or up to the first event of a kind. `answer`: what was read before."""
+    answer = answer or Answer()
     try:
         async for response in call:
             answer.take(response)
+            if response.WhichOneof("event") == up_to:
+                return answer
     except grpc.aio.AioRpcError as error:
         answer.status, answer.details = error.code(), error.details() or ""
     return answer

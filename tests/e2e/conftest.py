@@ -3,12 +3,14 @@
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from models import DEFAULT_MODEL, Tokenizer, load_tokenizer
 from tandem_cli.cell import Cell, CellOptions, running_cell
+from tests.otlp_collector import OtlpCollector, collecting
 from tests.reference import default_model
 
 #: Context of the e2e cells: small enough that its limit can be reached in a test.
@@ -46,6 +48,23 @@ def bf16_cell() -> Iterator[Cell]:
     """One router, one prefill and one decode member in bfloat16."""
     with cell_of(dtype="bfloat16") as cell:
         yield cell
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """A cell that tells everything it can: all log lines, and every span to a collector."""
+
+    cell: Cell
+    collector: OtlpCollector
+
+
+@pytest.fixture(scope="session")
+def observed() -> Iterator[Observed]:
+    """One router, one prefill and one decode member."""
+    with pytest.MonkeyPatch.context() as environment, collecting() as collector:
+        environment.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")  # milliseconds: nobody wants to wait for the usual 5 s
+        with cell_of(otlp_endpoint=collector.endpoint, log_level="debug") as cell:
+            yield Observed(cell, collector)
 
 
 @pytest.fixture(scope="session")
