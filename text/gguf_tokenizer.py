@@ -153,7 +153,7 @@ def _bpe(
             byte_fallback=byte_fallback,
             ignore_merges=ignore_merges,
         )
-    except Exception as error:
+    except Exception as error:  # the library raises no narrower class
         raise UnsupportedModel(f"The GGUF file's merges do not fit its tokens: {error}") from error
 
 

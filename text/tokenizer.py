@@ -90,7 +90,7 @@ def from_hf_directory(path: Path) -> Tokenizer:
         )
     try:
         backend = Backend.from_file(str(file))
-    except Exception as error:
+    except Exception as error:  # the library raises no narrower class
         raise UnsupportedModel(f"{file} is no tokenizer that the tokenizers library can read: {error}") from error
     settings = _json(path / "tokenizer_config.json")
     named = _named_tokens([_json(path / "special_tokens_map.json"), settings])
