@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from lifecycle.deadlines import Deadlines
 from router.admission import Admission
-from router.keeping import UnwrittenEnds
+from router.keeping import UnansweredCreates, UnwrittenEnds
 from router.request import ValidatedRequest
 from router.seat import SeatLimits
 from router.store import Store
@@ -49,6 +49,7 @@ class Cell:
     store: Store
     admission: Admission
     unwritten: UnwrittenEnds
+    unanswered: UnansweredCreates
     retries: RetryBudget
     limits: RouteLimits
     metrics: RouterMetrics

@@ -2,10 +2,13 @@
 
 import asyncio
 import logging
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 
+from lifecycle.finish import Cause, Ending, FinishReason
 from lifecycle.record import RequestRecord
+from lifecycle.states import Event, State
 from router.store import Store, StoreUnavailable, WriteResult
 
 _log = logging.getLogger(__name__)
@@ -117,3 +120,44 @@ class UnwrittenEnds:
                 return False
             self._records.pop(request_id, None)
         return True
+
+
+class UnansweredCreates:
+    """Records of which it is not known whether the store has them: the answer to `create` was lost.
+
+    A client that tries again takes such a record over (see `Ledger.create`). One that does not come back within `keep_s`
+    has left it for good: it is ended, so that nothing is live that nobody runs.
+    """
+
+    def __init__(self, store: Store, *, keep_s: float = 60.0, most: int = 10_000) -> None:
+        self._store = store
+        self._keep_s = keep_s
+        self._most = most
+        self._due: OrderedDict[str, float] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._due)
+
+    def add(self, request_id: str) -> None:
+        """The answer about this id was lost. Beyond the bound the oldest is left to the record's own time to live."""
+        self._due[request_id] = time.monotonic() + self._keep_s
+        self._due.move_to_end(request_id)
+        if len(self._due) > self._most:
+            self._due.popitem(last=False)
+
+    def taken_over(self, request_id: str) -> None:
+        """The request runs after all."""
+        self._due.pop(request_id, None)
+
+    async def settle(self) -> None:
+        """Ends what nobody came back for. Raises StoreUnavailable."""
+        while self._due and next(iter(self._due.values())) <= time.monotonic():
+            request_id = next(iter(self._due))
+            record = await self._store.get(request_id)
+            if request_id not in self._due:
+                continue
+            if record is not None and record.state is State.CREATED and record.router == self._store.router:
+                record.advance(Event.FAIL, time.time())
+                record.ending = Ending(FinishReason.TRANSPORT_ERROR, Cause.STORE_LOST)
+                await self._store.finish(record)
+            self._due.pop(request_id, None)

@@ -13,14 +13,14 @@ from lifecycle.finish import Cause, Ending, FinishReason
 from lifecycle.record import RequestRecord
 from lifecycle.states import Event, State
 from router import endings
-from router.keeping import Keeper, UnwrittenEnds
+from router.cell import Cell
+from router.keeping import Keeper
 from router.stop import Stop
 from router.store import (
     CreateOutcome,
     LiveRequest,
     Reservations,
     Shortage,
-    Store,
     StoreUnavailable,
     WriteOutcome,
     WriteResult,
@@ -42,12 +42,14 @@ class StoreRefused(Exception):
 class Ledger:
     """See the module. A cancel shows in the record's state as soon as it was asked for."""
 
-    def __init__(self, store: Store, unwritten: UnwrittenEnds, record: RequestRecord, stop: Stop) -> None:
+    def __init__(self, cell: Cell, record: RequestRecord, stop: Stop) -> None:
+        store = cell.store
         self.record = record
         self.created = False
         self.holds: Reservations | None = None
         self._store = store
-        self._unwritten = unwritten
+        self._unwritten = cell.unwritten
+        self._unanswered = cell.unanswered
         self._stop = stop
         self._keeper = Keeper(store, record, self._heed)
         self._in_store = False
@@ -67,6 +69,7 @@ class Ledger:
         try:
             result = await self._store.create(self.record)
         except StoreUnavailable as away:
+            self._unanswered.add(self.record.request_id)
             message = "the request store does not answer; try again"
             raise unavailable(message, "STORE_UNAVAILABLE", retry_after_s=away.retry_after_s) from None
         if result.outcome is CreateOutcome.ALREADY_CANCELLED:
@@ -74,6 +77,7 @@ class Ledger:
         # A new record of this router that nobody runs is left from a create whose answer was lost.
         left_over = result.record.router == self.record.router and result.record.state is State.CREATED
         if result.outcome is CreateOutcome.CREATED or (result.outcome is CreateOutcome.EXISTING and left_over):
+            self._unanswered.taken_over(self.record.request_id)
             self.created = True
             self.observe()
             return None

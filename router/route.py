@@ -55,7 +55,7 @@ class Route:
             created_at=time.time(),
         )
         self.standing = self.record
-        self.ledger = Ledger(cell.store, cell.unwritten, self.record, self.stop)
+        self.ledger = Ledger(cell, self.record, self.stop)
         self.clocks = Clocks(arrival.deadlines, self.stop, rpc_bound=arrival.rpc_bound)
         self.seat: Seat | None = None
         self.ended = asyncio.Event()

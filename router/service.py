@@ -14,7 +14,7 @@ from router.admission import Admission
 from router.cancelling import Canceller
 from router.cell import Cell, RetryBudget
 from router.config import RouterSettings
-from router.keeping import UnwrittenEnds
+from router.keeping import UnansweredCreates, UnwrittenEnds
 from router.member_link import Role
 from router.members import Members
 from router.prompt import PromptEncoder
@@ -130,10 +130,12 @@ class _Parts:
         self.members = Members(settings.members_settings(name), loaded.model, self._look)
         self.admission = Admission(self.members, settings.admission_settings(), random.Random())
         self.unwritten = UnwrittenEnds(self.store)
+        unanswered = UnansweredCreates(self.store)
         cell = Cell(
             store=self.store,
             admission=self.admission,
             unwritten=self.unwritten,
+            unanswered=unanswered,
             retries=RetryBudget(settings.retry_share),
             limits=settings.route_limits(),
             metrics=metrics,

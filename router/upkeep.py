@@ -17,6 +17,7 @@ HEARTBEAT_S = 1.0
 #: Live records are written again that often: a store that lost its memory heals by itself.
 ASSERT_S = 5.0
 REAP_S = 2.0
+SETTLE_S = 5.0
 
 
 class Upkeep:
@@ -37,6 +38,7 @@ class Upkeep:
             asyncio.create_task(self._every(HEARTBEAT_S, self._heartbeat), name="lease"),
             asyncio.create_task(self._every(ASSERT_S, self._routes.assert_live), name="live records"),
             asyncio.create_task(self._every(REAP_S, self._reap), name="reaper"),
+            asyncio.create_task(self._every(SETTLE_S, self._routes.cell.unanswered.settle), name="unanswered creates"),
             asyncio.create_task(self._hints(), name="cancel hints"),
             asyncio.create_task(self._unwritten.run(), name="unwritten ends"),
         ]

@@ -1,0 +1,66 @@
+"""Keeping records up to date over a real store: outages, answers that were lost, creates that nobody came back for."""
+
+import pytest
+
+from lifecycle.finish import Cause, Ending, FinishReason
+from lifecycle.states import Event, State
+from router.keeping import Keeper, UnansweredCreates, UnwrittenEnds
+from router.store import WriteResult
+from tests.redis_server import MakeStore, cell, clock, make_store, new_record, redis_url
+
+__all__ = ["cell", "clock", "make_store", "redis_url"]
+
+pytestmark = pytest.mark.slow
+
+
+async def test_the_latest_state_is_written_in_the_background(make_store: MakeStore) -> None:
+    store, heard = make_store("router-a"), list[WriteResult]()
+    record = new_record("r1")
+    await store.create(record)
+    keeper = Keeper(store, record, heard.append)
+    for event in (Event.ACCEPTED, Event.CANCEL):
+        record.advance(event, 1001.0)
+        keeper.touch()
+    await keeper.flushed()
+    stored = await store.get("r1")
+    assert stored is not None and stored.state is State.CANCEL_REQUESTED and heard[-1].applied
+    await keeper.close()
+
+
+async def test_ends_that_could_not_be_written_are_written_later(make_store: MakeStore) -> None:
+    store, ends = make_store("router-a"), UnwrittenEnds(make_store("router-a"), most=2)
+    for number in range(3):
+        record = new_record(f"r{number}")
+        await store.create(record)
+        record.advance(Event.FAIL, 1001.0)
+        record.ending = Ending(FinishReason.TRANSPORT_ERROR, Cause.STORE_LOST)
+        ends.add(record)
+    assert len(ends) == 2 and ends.get("r0") is None and ends.get("r2") is not None
+    assert await ends.write() and len(ends) == 0
+    states = [(await store.get(f"r{number}")).state for number in range(3)]  # type: ignore[union-attr]
+    assert states == [State.CREATED, State.FAILED, State.FAILED]
+
+
+async def test_a_create_that_nobody_came_back_for_is_ended(make_store: MakeStore) -> None:
+    store = make_store("router-a")
+    lost = UnansweredCreates(store, keep_s=0.0)
+    for request_id in ("left", "again", "gone"):
+        lost.add(request_id)
+    await store.create(new_record("left"))
+    await store.create(new_record("again"))
+    lost.taken_over("again")
+    await lost.settle()
+    assert len(lost) == 0 and await store.get("gone") is None
+    left, again = await store.get("left"), await store.get("again")
+    assert left is not None and left.state is State.FAILED and left.ending is not None
+    assert left.ending.cause is Cause.STORE_LOST
+    assert again is not None and again.state is State.CREATED
+
+
+async def test_a_create_is_kept_for_a_client_that_tries_again(make_store: MakeStore) -> None:
+    store = make_store("router-a")
+    lost = UnansweredCreates(store, keep_s=60.0)
+    await store.create(new_record("r1"))
+    lost.add("r1")
+    await lost.settle()
+    assert len(lost) == 1
