@@ -1,35 +1,44 @@
 # The developer's interface; CI calls the same verbs.
-PYTHON ?= python3
+#   make setup PYTHON=/path/to/python3.11   another interpreter
+#   make test ARGS='-k cancel -x'           arguments for pytest; also for bench
+PYTHON ?=
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 PROTOS := $(shell find proto -name '*.proto' | sort)
+CODE   := lifecycle telemetry rpc text models engine kv_transfer member prefill_svc decode_svc router tandem_cli
+# Random walks through the pure parts and the store's scripts, each compared with a plain model of it.
+MODELS := $(wildcard tests/unit/test_*_model.py tests/unit/test_grants_*.py tests/contract/test_*_model.py)
+ROUNDS ?= 3
 # One thread for each engine: two members share a small machine best that way.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup demo test check proto proto-check sim chaos bench clean
+.PHONY: help setup model demo test check proto proto-check sim chaos bench clean
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
-setup: $(STAMP) ## make the environment in .venv (first time: a few minutes, about 2 GB)
+setup: $(STAMP) ## make the environment in .venv (first time: minutes, 2 GB or more); a second run goes on where it stopped
+	@echo "==> $(VENV) is ready; the command is $(BIN)/tandem"
 
 $(STAMP): pyproject.toml
 	@PYTHON='$(PYTHON)' VENV='$(VENV)' sh tools/setup.sh
 	@touch $(STAMP)
 
-demo: $(STAMP) ## serve the default model with one prefill and one decode, stream one answer, stop
-	@$(BIN)/python -m tandem_cli demo
+model: $(STAMP)
+	@$(BIN)/tandem models pull
 
-test: $(STAMP) ## all tests but the chaos rounds
-	@echo "==> tests (the default model is fetched once, 93 MB)"
-	@$(BIN)/python -m tandem_cli models pull
+demo: $(STAMP) ## serve the default model with one prefill and one decode member, stream one answer, stop
+	@$(BIN)/tandem demo
+
+test: model ## all tests
+	@echo "==> tests"
 	@$(BIN)/python -m pytest tests $(ARGS)
 
 check: $(STAMP) ## format, lint, types, imports, ports
 	@echo "==> ruff format";  $(BIN)/ruff format --check .
 	@echo "==> ruff";         $(BIN)/ruff check .
-	@echo "==> mypy";         $(BIN)/python -m mypy lifecycle telemetry rpc text models engine kv_transfer member prefill_svc decode_svc router tandem_cli
+	@echo "==> mypy";         $(BIN)/python -m mypy $(CODE)
 	@echo "==> imports";      $(BIN)/lint-imports
 	@echo "==> buf lint";     $(BIN)/buf lint
 	@$(MAKE) --no-print-directory proto-check
@@ -41,9 +50,16 @@ proto: $(STAMP) ## generate the code of the ports
 proto-check: $(STAMP) ## prove that the committed code of the ports is current
 	@$(BIN)/python tools/check_proto.py
 
-bench: $(STAMP) ## time to first token, inter-token, tokens a second, hand-over; split against aggregated
-	@$(BIN)/python -m tandem_cli models pull
+sim: $(STAMP) ## ROUNDS random walks through allocator, grants, schedulers, sequence and store, with fresh seeds
+	@for round in $$(seq $(ROUNDS)); do \
+	  echo "==> round $$round of $(ROUNDS)"; $(BIN)/python -m pytest $(MODELS) --hypothesis-seed=random $(ARGS) || exit 1; \
+	done
+
+chaos: model ## tests that kill real processes
+	@$(BIN)/python -m pytest tests -m chaos $(ARGS)
+
+bench: model ## time to first token, inter-token, tokens a second, hand-over; split against aggregated
 	@$(BIN)/python -m bench $(ARGS)
 
-clean: ## remove the environment and caches of the checkout
+clean: ## remove the environment and the caches of this checkout
 	@rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis *.egg-info
