@@ -1,0 +1,87 @@
+{{/* Names and labels. */}}
+
+{{- define "tandem.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" -}}
+{{- end -}}
+
+{{/* Prefix of every object's name; short enough for "-prefill" and what a Deployment adds to a pod's name. */}}
+{{- define "tandem.fullname" -}}
+{{- $name := default .Chart.Name .Values.nameOverride -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride -}}
+{{- else if contains $name .Release.Name -}}
+{{- .Release.Name | trunc 48 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name $name | trunc 48 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Call with (dict "root" $ "role" "router"). What selectors use: it must never change for a release. */}}
+{{- define "tandem.selectorLabels" -}}
+app.kubernetes.io/name: {{ include "tandem.name" .root }}
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .role }}
+{{- end -}}
+
+{{/* Labels of objects. */}}
+{{- define "tandem.labels" -}}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
+{{ include "tandem.selectorLabels" . }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/part-of: tandem
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+{{- end -}}
+
+{{/* Labels of pods: without the chart's version, so that a new chart alone does not restart a pool. */}}
+{{- define "tandem.podLabels" -}}
+{{ include "tandem.selectorLabels" . }}
+app.kubernetes.io/part-of: tandem
+{{- with (get .root.Values .role).podLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "tandem.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create -}}
+{{- default (include "tandem.fullname" .) .Values.serviceAccount.name -}}
+{{- else -}}
+{{- default "default" .Values.serviceAccount.name -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Call with (dict "root" $ "role" "router"). */}}
+{{- define "tandem.image" -}}
+{{- $own := (get .root.Values .role).image | default dict -}}
+{{- $image := mergeOverwrite (deepCopy .root.Values.image) $own -}}
+{{- if $image.digest -}}
+{{- printf "%s@%s" $image.repository $image.digest -}}
+{{- else -}}
+{{- printf "%s:%s" $image.repository (default .root.Chart.AppVersion $image.tag) -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "tandem.pullPolicy" -}}
+{{- (get .root.Values .role).image.pullPolicy | default .root.Values.image.pullPolicy -}}
+{{- end -}}
+
+{{/* The cell: its keys must not meet those of another release on the same Redis. At most 64 characters. */}}
+{{- define "tandem.cell" -}}
+{{- $full := printf "%s.%s" .Release.Namespace (include "tandem.fullname" .) -}}
+{{- if .Values.cell -}}
+{{- .Values.cell -}}
+{{- else if le (len $full) 64 -}}
+{{- $full -}}
+{{- else -}}
+{{- printf "%s-%s" (trunc 53 $full) (sha256sum $full | trunc 10) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* What a router resolves: every address of a pool's headless Service. The last dot spares the search list. */}}
+{{- define "tandem.poolTarget" -}}
+dns:///{{ include "tandem.fullname" .root }}-{{ .role }}.{{ .root.Release.Namespace }}.svc.{{ .root.Values.clusterDomain }}.:{{ int .root.Values.memberPort }}
+{{- end -}}
+
+{{/* "true" when the chart runs its own store. */}}
+{{- define "tandem.ownValkey" -}}
+{{- if not (or .Values.redis.url .Values.redis.secretName) }}true{{ end -}}
+{{- end -}}
