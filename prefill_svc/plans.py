@@ -52,7 +52,7 @@ class Transfers:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerStatistics:
-    """Gauges, recounted from the jobs."""
+    """Gauges, recounted from the jobs. `pushed_bytes`: of all writes that were done since the start."""
 
     waiting_jobs: int
     computing_jobs: int
@@ -63,6 +63,7 @@ class SchedulerStatistics:
     staging_rows_used: int
     pushes_in_flight: int
     pages: PageCounts
+    pushed_bytes: int = 0
 
     @property
     def jobs(self) -> int:

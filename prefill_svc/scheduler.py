@@ -33,7 +33,8 @@ class PrefillScheduler:
         self._waiting: list[tuple[tuple[int, int], Job]] = []
         self._computing: list[Job] = []
         self._free_rows = list(range(limits.staging_rows - 1, -1, -1))
-        self._flights: dict[int, tuple[str, int]] = {}
+        self._flights: dict[int, tuple[str, int, int]] = {}  # grant, part, bytes
+        self._pushed_bytes = 0
         self._askers: dict[str, list[int]] = {}
         self._numbers = 0
         self._push_ids = 0
@@ -205,9 +206,10 @@ class PrefillScheduler:
             part = job.posted_parts
             push_id = self._push_ids
             self._push_ids += 1
-            self._pushes.append(job.submit.plan.push(push_id, part, job.pages, job.staging_row or 0))
+            push = job.submit.plan.push(push_id, part, job.pages, job.staging_row or 0)
+            self._pushes.append(push)
             self._book.posted(job.grant_id, part)
-            self._flights[push_id] = (job.grant_id, part)
+            self._flights[push_id] = (job.grant_id, part, push.size_bytes)
             self._pin(job, push_id)
             job.posted_parts += 1
             job.first_post_at = now if job.first_post_at is None else job.first_post_at
@@ -222,7 +224,8 @@ class PrefillScheduler:
 
     def _pushed(self, pushed: m.Pushed, now: float) -> None:
         for result in pushed.results:
-            grant_id, part = self._flights.pop(result.push_id)
+            grant_id, part, size_bytes = self._flights.pop(result.push_id)
+            self._pushed_bytes += size_bytes if result.ok else 0
             job = self._jobs[grant_id]
             job.pins.discard(result.push_id)
             part_sent = job.submit.plan.parts[part]
@@ -314,6 +317,7 @@ class PrefillScheduler:
             staging_rows_used=self.limits.staging_rows - len(self._free_rows),
             pushes_in_flight=len(self._flights),
             pages=self._pools[0].counts(),
+            pushed_bytes=self._pushed_bytes,
         )
 
     def books(self) -> dict[str, int]:

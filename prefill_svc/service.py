@@ -226,7 +226,6 @@ class PrefillService:
             metrics.handover_hidden.observe(hidden_s / figures.handover_s if figures.handover_s > 0 else 1.0)
             metrics.handover_size.observe(figures.sent_bytes)
             metrics.post.observe(figures.post_s)
-            metrics.pushed_bytes.inc(figures.sent_bytes)
 
     def _gauges(self) -> PrefillGauges:
         now, pages = self._statistics, self._statistics.pages
@@ -241,6 +240,7 @@ class PrefillService:
             open_grants=now.jobs,
             pushes_in_flight=now.pushes_in_flight,
             remote_agents=pump.statistics().peers if pump else 0,
+            pushed_bytes=now.pushed_bytes,
             inbox_messages=self._inbox.statistics().waiting,
             engine_busy_ratio=engine.statistics().busy_ratio if engine else 0.0,
         )

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from tandem.pools.v1 import prefill_pb2 as pb
 from tandem.pools.v1 import prefill_pb2_grpc as pb_grpc
 from telemetry import logs, names
 from telemetry.tracing import MAX_EVENTS, SpanEvent, Tracing, unix_seconds
+
+_LOG = logging.getLogger("prefill")
 
 RETRY_AFTER_S = 0.2
 #: Causes that are nobody's failure: the request ended, and its prefill with it.
@@ -189,6 +192,10 @@ class PrefillServicer(pb_grpc.PrefillServiceServicer):
         else:
             cause = attributes[names.CAUSE] = last.cause if isinstance(last, m.Failed) else m.ABANDONED
             error = "" if cause in NOT_WANTED else cause
+        _LOG.info(
+            "prefill ended",
+            extra={"request_id": key.request_id, "attempt": key.attempt, "cause": attributes.get(names.CAUSE, "")},
+        )
         self._tracing.span(
             names.SPAN_PREFILL,
             parent=parent or None,

@@ -153,7 +153,7 @@ class Attempt:
         progress, now = self._progress, time.monotonic()
         progress.committed = event
         if not progress.first_token_at:
-            progress.first_token_at = progress.last_output_at = now
+            progress.first_token_at = now
             self._route.clocks.first_token(now)
         self._cell.admission.committed(self._place)
         self._route.ledger.advance(Event.COMMITTED)

@@ -1,5 +1,6 @@
 """The end of a request: what is left is delivered, the terminal is fixed once, its event goes out, then the status."""
 
+import logging
 import time
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,8 @@ from rpc.status import internal
 
 if TYPE_CHECKING:
     from router.route import Route
+
+_log = logging.getLogger(__name__)
 
 
 async def conclude(route: "Route", ending: Ending) -> None:
@@ -36,7 +39,7 @@ async def conclude(route: "Route", ending: Ending) -> None:
     route.standing = standing = await route.ledger.finish()
     answer_ended(route, standing)
     observe_end(route.cell.metrics, standing)
-    end_spans(route.cell.tracing, route.arrival.span, standing, route.progress)
+    _note_end(route, standing)
 
 
 def answer_before_begun(route: "Route", record: RequestRecord) -> None:
@@ -44,7 +47,7 @@ def answer_before_begun(route: "Route", record: RequestRecord) -> None:
     route.standing = record
     answer_ended(route, record)
     observe_before_begun(route.cell.metrics, record)
-    end_spans(route.cell.tracing, route.arrival.span, record, route.progress)
+    _note_end(route, record)
 
 
 def answer_ended(route: "Route", record: RequestRecord) -> None:
@@ -53,6 +56,19 @@ def answer_ended(route: "Route", record: RequestRecord) -> None:
     final_only = route.request.output_mode is OutputMode.FINAL_ONLY
     text = end.text if end is not None and final_only else ""
     route.stream.end(completed(record, route.progress.next_sequence_no, text), endings.status_of(record))
+
+
+def _note_end(route: "Route", record: RequestRecord) -> None:
+    """In the trace and in the log."""
+    end_spans(route.cell.tracing, route.arrival.span, record, route.progress)
+    said = {
+        "state": record.state.value,
+        "finish_reason": record.ending.reason.value if record.ending else "",
+        "cause": record.ending.cause.value if record.ending else "",
+        "returned_tokens": record.usage.returned_tokens,
+        "total_s": round(record.timings.total_s, 6),
+    }
+    _log.info("request ended", extra=said)
 
 
 async def _deliver(route: "Route", ending: Ending) -> Ending:

@@ -88,12 +88,12 @@ class Member:
         """Its name, kept over restarts."""
         return self.info.name
 
-    def lose(self, why: str) -> None:
+    def lose(self, why: str, level: int = logging.WARNING) -> None:
         """It is gone for good, or must be taken for gone: tells everyone who uses it, once."""
         if self.lost:
             return
         self.lost, self.reachable = why, False
-        _log.warning("member %s (%s) is lost: %s", self.name, self.info.incarnation, why)
+        _log.log(level, "member %s (%s) is lost: %s", self.name, self.info.incarnation, why)
         for tell in list(self.users.values()):
             tell(why)
 
@@ -120,7 +120,7 @@ class MemberLink:
         self._task.cancel()
         await asyncio.wait([self._task])
         if self.member is not None:
-            self.member.lose("the router closed its link")
+            self.member.lose("the router closed its link", logging.INFO)
         await self._channel.close(None)
 
     async def _run(self) -> None:

@@ -36,6 +36,7 @@ class PrefillGauges:
     remote_agents: float = 0
     inbox_messages: float = 0
     engine_busy_ratio: float = 0  # 0 to 1, since the start
+    pushed_bytes: float = 0  # since the start, kept by the engine thread
 
 
 class PrefillMetrics:
@@ -61,6 +62,7 @@ class PrefillMetrics:
                 Computed("prefill_remote_agents", "Receiving agents connected."),
                 Computed("prefill_inbox_messages", "Messages waiting for the engine thread."),
                 Computed("prefill_engine_busy_ratio", "Share of time that the engine thread was busy since the start."),
+                Computed("prefill_pushed_bytes_total", "Bytes of writes that were done.", counter=True),
             )
         )
 
@@ -87,7 +89,6 @@ class PrefillMetrics:
         )
         self.handover_size = registry.histogram("prefill_handover_bytes", "Bytes written for one grant.", buckets.BYTES)
         self.post = registry.histogram("prefill_post_seconds", "Inside posting writes, for one grant.", buckets.TRANSFER_S)
-        self.pushed_bytes = registry.counter("prefill_pushed_bytes_total", "Bytes of writes that were done.")
         self.push_failures = registry.counter(
             "prefill_push_failures_total", "Writes that failed, by cause.", {"cause": PUSH_CAUSES}
         )
@@ -106,4 +107,5 @@ def _samples(now: PrefillGauges) -> Samples:
         "prefill_remote_agents": now.remote_agents,
         "prefill_inbox_messages": now.inbox_messages,
         "prefill_engine_busy_ratio": now.engine_busy_ratio,
+        "prefill_pushed_bytes_total": now.pushed_bytes,
     }
