@@ -1,0 +1,152 @@
+"""The chart as the real Helm engine renders it, and what the kubelet would make of a pod."""
+
+import copy
+import math
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+from helm_python import Chart
+
+CHART = Path(__file__).resolve().parents[2] / "charts" / "tandem"
+RELEASE, NAMESPACE = "demo", "llm"
+ROLES = ("router", "prefill", "decode")
+POD_IP = {"IPv4": "10.1.2.3", "IPv6": "fd00::7"}
+SECRET_URL = "rediss://cell:hunter2@store.example:6380/0"
+
+Object = dict[str, Any]
+
+#: Ways to use the chart, each rendered and checked as a whole.
+VALUE_SETS: dict[str, Object] = {
+    "defaults": {},
+    "external_redis": {
+        "redis": {"secretName": "store", "secretKey": "address"},
+        "networkPolicy": {
+            "redis": {"port": 6380, "to": [{"ipBlock": {"cidr": "10.9.0.0/16"}}]},
+            "clients": [{"namespaceSelector": {"matchLabels": {"team": "apps"}}}],
+            "extraEgress": [{"ports": [{"port": 8443, "protocol": "TCP"}], "to": [{"ipBlock": {"cidr": "10.8.0.0/16"}}]}],
+        },
+        "cell": "blue",
+        "otlpEndpoint": "collector.tracing:4317",
+        "router": {"service": {"type": "LoadBalancer", "annotations": {"cloud.example/internal": "true"}}},
+    },
+    "autoscaled": {
+        "router": {
+            "replicas": None,
+            "settings": {"queue_tokens": 8_388_608, "retry_share": 0.05, "trust_tenant_header": True, "total_pages": None},
+        },
+        "prefill": {"replicas": None, "settings": {"max_step_tokens": 512}, "strategy": {"type": "Recreate"}},
+        "decode": {
+            "replicas": None,
+            "settings": {"computes_prompts": False, "metrics_aliases": "vllm", "stream_bytes": 1_048_576},
+            "strategy": {"rollingUpdate": {"maxSurge": 0, "maxUnavailable": "25%"}},
+        },
+        "logLevel": "debug",
+    },
+    "claim": {
+        "model": {"name": "/var/cache/tandem/my-model", "servedName": "mine", "dtype": "float32", "pull": False},
+        "modelCache": {"existingClaim": "models", "subPath": "llm/a", "readOnly": True},
+        "image": {"repository": "registry.example/tandem", "digest": "sha256:" + "0" * 64},
+        "imagePullSecrets": [{"name": "registry"}],
+        "podSecurityContext": {"runAsUser": 1_000_680_000},
+        "router": {"image": {"repository": "registry.example/tandem-router"}, "podAnnotations": {"a": "b"}},
+        "decode": {
+            "replicas": 0,
+            "totalPages": 100_000,
+            "resources": {"requests": {"cpu": "7500m", "memory": "64Gi"}, "limits": {"memory": "64Gi"}},
+            "nodeSelector": {"pool": "decode"},
+            "tolerations": [{"key": "pool", "operator": "Equal", "value": "decode", "effect": "NoSchedule"}],
+            "affinity": {"nodeAffinity": {}},
+            "priorityClassName": "serving",
+            "podLabels": {"team": "llm"},
+            "extraEnv": [{"name": "MALLOC_ARENA_MAX", "value": "2"}],
+            "drain": {"preStopSeconds": 0, "settleSeconds": 0.25, "timeoutSeconds": 3600},
+        },
+    },
+    "open": {
+        "networkPolicy": {"enabled": False},
+        "metrics": {"enabled": False},
+        "podDisruptionBudget": {"enabled": False},
+        "topologySpread": {"enabled": False},
+        "serviceAccount": {"create": False, "name": "existing"},
+        "fullnameOverride": "cell-a",
+    },
+    "ipv6_without_prefill": {
+        "ipFamily": "IPv6",
+        "prefill": {"enabled": False},
+        "redis": {"url": "redis://store.example:6379/3"},
+        "model": {"pullEnv": [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}]},
+    },
+}
+
+
+@lru_cache(maxsize=1)
+def chart() -> Chart:
+    return Chart.load(CHART)
+
+
+def merged(over: Object, base: Object | None = None) -> Object:
+    """The chart's own values with `over` on top, as Helm merges them, but with None kept."""
+    result = copy.deepcopy(chart().values if base is None else base)
+    for key, value in over.items():
+        result[key] = merged(value, result[key]) if isinstance(value, dict) and isinstance(result.get(key), dict) else value
+    return result
+
+
+def render(values: Object) -> dict[str, str]:
+    """Text of every template, by file name."""
+    made = chart().render(values, name=RELEASE, namespace=NAMESPACE)
+    return {path.removeprefix("tandem/templates/"): text for path, text in made.items()}
+
+
+@lru_cache(maxsize=len(VALUE_SETS))
+def rendered(name: str) -> tuple[Object, ...]:
+    """Every object of a value set."""
+    return tuple(objects(VALUE_SETS[name]))
+
+
+def objects(values: Object) -> Iterator[Object]:
+    for path, text in render(values).items():
+        if path.endswith(".yaml"):
+            yield from (found for found in yaml.safe_load_all(text) if found)
+
+
+def of_kind(found: tuple[Object, ...], kind: str) -> dict[str, Object]:
+    """Objects of a kind by the end of their names: "router" for demo-tandem-router."""
+    return {one["metadata"]["name"].rpartition("-")[2]: one for one in found if one["kind"] == kind}
+
+
+def pods(found: tuple[Object, ...]) -> dict[str, Object]:
+    """Pod templates, the test's pod too: metadata and spec."""
+    made = {name: one["spec"]["template"] for name, one in of_kind(found, "Deployment").items()}
+    return made | of_kind(found, "Pod")
+
+
+def started(pod: Object, ip: str) -> tuple[list[str], dict[str, str]]:
+    """Arguments and variables of the pod's only container, as the kubelet hands them over."""
+    (container,) = pod["spec"]["containers"]
+    env: dict[str, str] = {}
+    for one in container["env"]:
+        env[one["name"]] = _expanded(one["value"], env) if "value" in one else _value_from(one["valueFrom"], container, ip)
+    return [_expanded(argument, env) for argument in container["args"]], env
+
+
+def _expanded(text: str, env: dict[str, str]) -> str:
+    return re.sub(r"\$\(([A-Z_]+)\)", lambda found: env[found.group(1)], text)
+
+
+def _value_from(source: Object, container: Object, ip: str) -> str:
+    (kind, reference), *more = source.items()
+    assert not more
+    if kind == "fieldRef":
+        return {"metadata.name": f"{RELEASE}-tandem-0a1b2c3d4e-abcde", "status.podIP": ip}[reference["fieldPath"]]
+    if kind == "secretKeyRef":
+        return SECRET_URL
+    assert kind == "resourceFieldRef"
+    assert (reference["containerName"], reference["divisor"]) == (container["name"], "1")
+    kind, resource = reference["resource"].split(".")
+    wanted = str(container["resources"].get(kind, {}).get(resource, "0"))
+    return str(math.ceil(float(wanted[:-1]) / 1000 if wanted.endswith("m") else float(wanted)))
