@@ -23,9 +23,10 @@ def main() -> int:
     """Runs until SIGTERM or SIGINT; returns 0, or 1 when the server does not start."""
     settings = load_or_exit(StoreSettings, prog="python -m router.store_process", description="The embedded request store.")
     signals = {signal.SIGTERM, signal.SIGINT}
-    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         with EmbeddedServer(memory_mib=settings.memory_mib) as server:
+            # Not before: the server would inherit it, and SIGTERM could not end it. Until here its watcher ends it with us.
+            signal.pthread_sigmask(signal.SIG_BLOCK, signals)
             news = json.dumps({"kind": "store", "url": server.url, "address": server.url, "pid": os.getpid()})
             if settings.ready_fd is None:
                 print(news, flush=True)
