@@ -150,9 +150,8 @@ class Admission:
 
     def has_members(self) -> bool:
         """Whether the pools have members that take work, busy or not."""
-        decode = [one for one in self._members.usable(Role.DECODE) if not one.load.draining]
-        prefill = [one for one in self._members.usable(Role.PREFILL) if not one.load.draining]
-        return any(prefill or one.info.computes_prompts for one in decode)
+        prefill = self._members.taking(Role.PREFILL)
+        return any(prefill or one.info.computes_prompts for one in self._members.taking(Role.DECODE))
 
     def look(self) -> None:
         """Give tickets to all that fit now."""

@@ -79,6 +79,10 @@ class Members:
                     found[member.name] = member
         return list(found.values())
 
+    def taking(self, role: Role) -> list[Member]:
+        """Usable members that take new work: not those that drain."""
+        return [member for member in self.usable(role) if not member.load.draining]
+
     def stale(self, member: Member) -> bool:
         """Whether its last news is old."""
         return time.monotonic() - member.seen_at > self._settings.link.stale_after_s
@@ -116,7 +120,7 @@ class Members:
         """Members by pool and condition, for gauges."""
         counts = {f"{role.value}_{kind}": 0 for role in Role for kind in ("usable", "stale")}
         for role in Role:
-            for member in self.usable(role):
+            for member in self.taking(role):
                 counts[f"{role.value}_{'stale' if self.stale(member) else 'usable'}"] += 1
         return counts
 

@@ -127,8 +127,8 @@ class InferenceServicer:
             snapshot=model.snapshot,
             context_tokens=members.capacity().context_tokens,
             vocabulary_size=model.vocabulary_size,
-            prefill_members=len(members.usable(Role.PREFILL)),
-            decode_members=len(members.usable(Role.DECODE)),
+            prefill_members=len(members.taking(Role.PREFILL)),
+            decode_members=len(members.taking(Role.DECODE)),
         )
         return pb.ListModelsResponse(models=[one])
 

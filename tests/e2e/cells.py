@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import grpc
 import grpc.aio
 
+from rpc.status import ErrorDetails, details_from
 from tandem.pools.v1 import member_pb2, member_pb2_grpc
 from tandem.v1 import inference_pb2 as pb
 from tandem.v1 import inference_pb2_grpc as pb_grpc
@@ -37,6 +38,7 @@ class Answer:
     completed: pb.Completed | None = None
     status: grpc.StatusCode = grpc.StatusCode.OK
     details: str = ""
+    error: ErrorDetails | None = None
     sequence_nos: list[int] = field(default_factory=list)
     deltas: list[str] = field(default_factory=list)
 
@@ -74,7 +76,7 @@ async def read(call: grpc.aio.UnaryStreamCall, answer: Answer | None = None, up_
             if response.WhichOneof("event") == up_to:
                 return answer
     except grpc.aio.AioRpcError as error:
-        answer.status, answer.details = error.code(), error.details() or ""
+        answer.status, answer.details, answer.error = error.code(), error.details() or "", details_from(error)
     return answer
 
 
