@@ -1,23 +1,35 @@
 """A whole cell on this machine: store, members, router, each a process of its own."""
 
+import re
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
-from tandem_cli.supervisor import Child, StartFailed, Supervisor, supervised
+from tandem_cli.supervisor import CellFailed, Child, StopOrder, Supervisor
 
 STORE_READY_S = 20.0
 MEMBER_READY_S = 600.0
 ROUTER_READY_S = 120.0
-STOP_BUDGET_S = 40.0
+PAGE_TOKENS = 16
+#: What runs gets that long to end after a stop signal. Members are stopped when no router is left, so little runs there.
 ROUTER_DRAIN_S = 10.0
 MEMBER_DRAIN_S = 5.0
-PAGE_TOKENS = 16
+#: Closing what is open takes a process that much longer than its drain, at most.
+CLOSE_MARGIN_S = 5.0
+#: Routers first: they let requests end. The store last: they write there how the requests ended.
+ROUTER_STOP = StopOrder(0, ROUTER_DRAIN_S + CLOSE_MARGIN_S)
+MEMBER_STOP = StopOrder(1, MEMBER_DRAIN_S + CLOSE_MARGIN_S)
+STORE_STOP = StopOrder(2, CLOSE_MARGIN_S)
+ROLES = ("router", "prefill", "decode")
 
-#: name of the process, what it is doing, seconds waited
-Progress = Callable[[str, str, float], None]
+_SETTING = re.compile(r"(router|prefill|decode)\.([a-z][a-z0-9_]*)=(.*)", re.DOTALL)
+
+
+class BadOption(Exception):
+    """An option of the cell that cannot be right. The message says what it must be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +45,43 @@ class CellOptions:
     metrics_port: int = 0
     redis_url: str = ""
     threads: int = 1
-    kv_tokens: int = 65_536
+    kv_tokens: int = 16_384
+    context_tokens: int = 0
     transport: str = "tcp"
     otlp_endpoint: str = ""
     log_level: str = "info"
+    #: More flags, each as (role, flag): ("prefill", "--max-step-tokens=128").
     extra: tuple[tuple[str, str], ...] = ()
 
     def flags_for(self, role: str) -> list[str]:
-        """Extra flags of one role, given as ("prefill", "--step-tokens=128")."""
+        """The extra flags of one role."""
         return [flag for name, flag in self.extra if name == role]
+
+
+class StartView(Protocol):
+    """Who is told how the start goes on."""
+
+    def starting(self, names: Sequence[str], words: str) -> None:
+        """These processes were started; `words` say what they do."""
+
+    def ready(self, name: str, address: str) -> None:
+        """One of them is ready."""
+
+    def tick(self) -> None:
+        """Time goes on; called several times a second."""
+
+
+class Unseen:
+    """A StartView that shows nothing."""
+
+    def starting(self, names: Sequence[str], words: str) -> None:
+        pass
+
+    def ready(self, name: str, address: str) -> None:
+        pass
+
+    def tick(self) -> None:
+        pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,58 +99,79 @@ class Cell:
         """host:port of the first router."""
         return self.routers[0].address
 
+    @property
+    def processes(self) -> tuple[Child, ...]:
+        """Every process, the ones that clients meet first."""
+        return (*self.routers, *self.prefill, *self.decode, *((self.store,) if self.store else ()))
 
-def port_is_free(listen: str) -> bool:
-    """Whether nothing listens at host:port yet."""
+
+def parse_setting(text: str) -> tuple[str, str]:
+    """ROLE.SETTING=VALUE, such as prefill.max_step_tokens=128, as an extra flag of that role. Raises BadOption."""
+    match = _SETTING.fullmatch(text)
+    if match is None:
+        roles = ", ".join(ROLES)
+        raise BadOption(f"--set {text}: it must be ROLE.SETTING=VALUE with a role of {roles}, as prefill.max_step_tokens=128")
+    role, name, value = match.groups()
+    return role, f"--{name.replace('_', '-')}={value}"
+
+
+def check_listen(listen: str) -> None:
+    """Raises BadOption for what is no host:port, CellFailed when something listens there already."""
     host, _, port = listen.rpartition(":")
-    if port == "0":
-        return True
+    if not host or not port.isdecimal() or int(port) > 65_535:
+        raise BadOption(f"--listen {listen}: it must be host:port with a port from 0 (any free one) to 65535")
+    if int(port) == 0:
+        return
+    host = host.strip("[]")
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((host.strip("[]"), int(port)))
-        except OSError:
-            return False
-    return True
+            probe.bind((host, int(port)))
+        except socket.gaierror as error:
+            raise BadOption(f"--listen {listen}: the host is not known ({error.strerror})") from None
+        except OSError as error:
+            raise CellFailed(
+                f"cannot listen on {listen}: {error.strerror}. Stop what listens there, or choose another address with --listen; "
+                "port 0 takes a free one"
+            ) from None
 
 
 @contextmanager
-def running_cell(options: CellOptions, folder: Path, progress: Progress = lambda name, words, waited_s: None) -> Iterator[Cell]:
-    """Start every process, yield the cell, stop every process. Raises StartFailed with the reason."""
-    if not port_is_free(options.listen):
-        raise StartFailed(f"{options.listen} is in use; stop what listens there or choose another address with --listen")
-    with supervised(folder, STOP_BUDGET_S) as supervisor:
-        yield _start(supervisor, options, progress)
+def running_cell(
+    options: CellOptions, folder: Path, view: StartView | None = None, supervisor: Supervisor | None = None
+) -> Iterator[Cell]:
+    """Start every process, yield the cell, stop every process. Logs go into `folder`.
+
+    Raises BadOption, or CellFailed with the reason when a process does not start.
+    """
+    check_listen(options.listen)
+    with supervisor or Supervisor(folder) as owner:
+        yield _start(owner, options, view or Unseen())
 
 
-def _start(supervisor: Supervisor, options: CellOptions, progress: Progress) -> Cell:
-    store, redis_url = None, options.redis_url
-    if not redis_url:
-        store = supervisor.spawn("store", ["router.store_process"])
-    members = [
-        supervisor.spawn(f"{role}-{number}", _member_argv(role, number, options))
+def _start(supervisor: Supervisor, options: CellOptions, view: StartView) -> Cell:
+    store = None if options.redis_url else supervisor.spawn("store", ["router.store_process"], STORE_STOP)
+    members = {
+        role: tuple(
+            supervisor.spawn(f"{role}-{number}", _member_argv(role, number, options), MEMBER_STOP) for number in range(count)
+        )
         for role, count in (("prefill", options.prefill_members), ("decode", options.decode_members))
-        for number in range(count)
-    ]
+    }
     if store is not None:
-        _wait(supervisor, store, STORE_READY_S, "starting", progress)
-        redis_url = str(store.ready["url"])
-    for member in members:
-        _wait(supervisor, member, MEMBER_READY_S, "loading the model", progress)
-    prefill = tuple(member for member in members if member.name.startswith("prefill"))
-    decode = tuple(member for member in members if member.name.startswith("decode"))
+        _wait(supervisor, [store], STORE_READY_S, "starting the store", view)
+    redis_url = str(store.ready["url"]) if store is not None else options.redis_url
+    _wait(supervisor, [*members["prefill"], *members["decode"]], MEMBER_READY_S, "loading the model", view)
     routers = tuple(
-        supervisor.spawn(f"router-{number}", _router_argv(number, options, redis_url, prefill, decode))
+        supervisor.spawn(f"router-{number}", _router_argv(number, options, redis_url, members), ROUTER_STOP)
         for number in range(options.routers)
     )
-    for router in routers:
-        _wait(supervisor, router, ROUTER_READY_S, "meeting its members", progress)
-    return Cell(routers, prefill, decode, store, supervisor)
+    _wait(supervisor, routers, ROUTER_READY_S, "meeting the members", view)
+    return Cell(routers, members["prefill"], members["decode"], store, supervisor)
 
 
-def _wait(supervisor: Supervisor, child: Child, timeout_s: float, words: str, progress: Progress) -> None:
-    supervisor.wait_ready(child, timeout_s, lambda waited_s: progress(child.name, words, waited_s))
-    progress(child.name, f"ready at {child.ready.get('address') or child.ready.get('url')}", -0.0)
+def _wait(supervisor: Supervisor, children: Sequence[Child], timeout_s: float, words: str, view: StartView) -> None:
+    view.starting([child.name for child in children], words)
+    supervisor.wait_ready(children, timeout_s, lambda child: view.ready(child.name, child.address), view.tick)
 
 
 def _member_argv(role: str, number: int, options: CellOptions) -> list[str]:
@@ -120,29 +181,31 @@ def _member_argv(role: str, number: int, options: CellOptions) -> list[str]:
         "model": options.model,
         "dtype": options.dtype,
         "threads": options.threads,
-        "total-pages": options.kv_tokens // PAGE_TOKENS + 1,
+        "total-pages": -(-options.kv_tokens // PAGE_TOKENS) + 1,
         "page-tokens": PAGE_TOKENS,
+        "context-tokens": options.context_tokens,
         "transport": options.transport,
         "net-devices": "lo",
         "drain-timeout-s": MEMBER_DRAIN_S,
+        # Nobody balances calls over these processes: there is nothing to settle.
+        "drain-settle-s": 0,
         "log-level": options.log_level,
         "otlp-endpoint": options.otlp_endpoint,
     }
     return [f"{role}_svc", *_as_argv(flags), *options.flags_for(role)]
 
 
-def _router_argv(
-    number: int, options: CellOptions, redis_url: str, prefill: tuple[Child, ...], decode: tuple[Child, ...]
-) -> list[str]:
+def _router_argv(number: int, options: CellOptions, redis_url: str, members: dict[str, tuple[Child, ...]]) -> list[str]:
     flags = {
         "listen": options.listen if number == 0 else "127.0.0.1:0",
         "name": f"router-{number}",
-        "drain-timeout-s": ROUTER_DRAIN_S,
         "model": options.model,
         "redis-url": redis_url,
-        "prefill": ",".join(child.address for child in prefill) or "none",
-        "decode": ",".join(child.address for child in decode),
+        "prefill": ",".join(child.address for child in members["prefill"]) or "none",
+        "decode": ",".join(child.address for child in members["decode"]),
         "metrics-port": options.metrics_port if number == 0 else 0,
+        "drain-timeout-s": ROUTER_DRAIN_S,
+        "drain-settle-s": 0,
         "log-level": options.log_level,
         "otlp-endpoint": options.otlp_endpoint,
     }

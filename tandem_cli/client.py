@@ -2,60 +2,51 @@
 
 import contextlib
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
 import grpc.aio
 
+from rpc.channels import client_options
 from rpc.status import ErrorDetails, details_from
 from tandem.v1 import inference_pb2 as pb
 from tandem.v1 import inference_pb2_grpc as pb_grpc
+from tandem_cli.exits import Exit, Failure
 
-DEFAULT_ADDRESS = "localhost:50051"
-MESSAGE_BYTES_MAX = 64 * 1024 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class ExitCode:
-    """What a script can tell from the exit status."""
-
-    OK: int = 0
-    FAILED: int = 1
-    BAD_INPUT: int = 2
-    REFUSED: int = 3
-    NOT_FOUND: int = 4
-    DEADLINE: int = 5
-    UNREACHABLE: int = 6
-    CANCELLED: int = 130
-
-
-EXIT = ExitCode()
+DEFAULT_ADDRESS = "127.0.0.1:50051"
+#: Answers may carry a whole text at once.
+RECEIVE_MAX_BYTES = 64 * 1024 * 1024
 
 _EXIT_BY_STATUS = {
-    grpc.StatusCode.OK: EXIT.OK,
-    grpc.StatusCode.INVALID_ARGUMENT: EXIT.BAD_INPUT,
-    grpc.StatusCode.ALREADY_EXISTS: EXIT.BAD_INPUT,
-    grpc.StatusCode.RESOURCE_EXHAUSTED: EXIT.REFUSED,
-    grpc.StatusCode.UNAVAILABLE: EXIT.REFUSED,
-    grpc.StatusCode.NOT_FOUND: EXIT.NOT_FOUND,
-    grpc.StatusCode.DEADLINE_EXCEEDED: EXIT.DEADLINE,
-    grpc.StatusCode.CANCELLED: EXIT.CANCELLED,
+    grpc.StatusCode.OK: Exit.OK,
+    grpc.StatusCode.INVALID_ARGUMENT: Exit.BAD_INPUT,
+    grpc.StatusCode.ALREADY_EXISTS: Exit.BAD_INPUT,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: Exit.REFUSED,
+    grpc.StatusCode.UNAVAILABLE: Exit.REFUSED,
+    grpc.StatusCode.NOT_FOUND: Exit.NOT_FOUND,
+    grpc.StatusCode.DEADLINE_EXCEEDED: Exit.DEADLINE,
+    grpc.StatusCode.CANCELLED: Exit.CANCELLED,
 }
 
 
-def exit_code(error: grpc.aio.AioRpcError) -> int:
-    """The exit status for a failed call."""
-    if error.code() is grpc.StatusCode.UNAVAILABLE and not details_from(error).reason:
-        return EXIT.UNREACHABLE
-    return _EXIT_BY_STATUS.get(error.code(), EXIT.FAILED)
+def failure_of(error: grpc.aio.AioRpcError, address: str, under_way: bool = False) -> Failure:
+    """A failed call as a failure of the command: what, which field and limit, what to do.
 
-
-def explain(error: grpc.aio.AioRpcError, address: str) -> str:
-    """A failed call in sentences: what, which field and limit, what to do."""
-    details: ErrorDetails = details_from(error)
+    `under_way`: something had been answered before it failed.
+    """
+    details = details_from(error)
     if error.code() is grpc.StatusCode.UNAVAILABLE and not details.reason:
-        return f"No router answers at {address}. Start one with `tandem up`, or name another with --address."
+        # The status comes from the client's own library: nobody answered, or not any more.
+        if under_way:
+            message = f"The connection to {address} broke before the end; `tandem get` may tell what became of the request."
+        else:
+            message = f"No router answers at {address}. Start one with `tandem up`, or name another with --address."
+        return Failure(Exit.UNREACHABLE, message, status=error.code().name)
+    code = _EXIT_BY_STATUS.get(error.code(), Exit.FAILED)
+    return Failure(code, _sentences(error, details), status=error.code().name, **_for_scripts(details))
+
+
+def _sentences(error: grpc.aio.AioRpcError, details: ErrorDetails) -> str:
     lines = [f"{error.code().name}: {details.message}"]
     lines += [f"  {violation.field}: {violation.description}" for violation in details.violations]
     if details.retry_after_s is not None:
@@ -63,11 +54,19 @@ def explain(error: grpc.aio.AioRpcError, address: str) -> str:
     return "\n".join(lines)
 
 
+def _for_scripts(details: ErrorDetails) -> dict[str, object]:
+    found: dict[str, object] = {"reason": details.reason} if details.reason else {}
+    if details.violations:
+        found["violations"] = [{"field": one.field, "description": one.description} for one in details.violations]
+    if details.retry_after_s is not None:
+        found["retry_after_s"] = details.retry_after_s
+    return found
+
+
 @contextlib.asynccontextmanager
 async def connect(address: str) -> AsyncIterator[pb_grpc.InferenceServiceStub]:
     """A stub for one router; the channel is closed at the end."""
-    options = [("grpc.max_receive_message_length", MESSAGE_BYTES_MAX), ("grpc.max_send_message_length", MESSAGE_BYTES_MAX)]
-    async with grpc.aio.insecure_channel(address, options=options) as channel:
+    async with grpc.aio.insecure_channel(address, options=client_options(RECEIVE_MAX_BYTES)) as channel:
         yield pb_grpc.InferenceServiceStub(channel)
 
 

@@ -1,8 +1,8 @@
-"""`tandem generate`: stream one answer, show where the request is, cancel it on Ctrl-C."""
+"""One request from the command line: stream it, show where it is, cancel it on Ctrl-C."""
 
 import asyncio
 import contextlib
-import json
+import os
 import signal
 import sys
 import time
@@ -11,17 +11,20 @@ from typing import Any
 
 import grpc
 import grpc.aio
-from rich.console import Console
-from rich.live import Live
-from rich.spinner import Spinner
 
 from tandem.v1 import inference_pb2 as pb
 from tandem.v1 import inference_pb2_grpc as pb_grpc
-from tandem_cli.client import EXIT, connect, exit_code, explain, label
-from tandem_cli.record_view import as_dict, timings_table, usage_line
+from tandem_cli.client import connect, failure_of
+from tandem_cli.exits import Exit, Failure
+from tandem_cli.printer import Printer
 
 STATE_POLL_S = 0.25
+STATE_TIMEOUT_S = 2.0
 CANCEL_TIMEOUT_S = 10.0
+#: The router ends a request at its time limit and says so; a router that does not is given up that much later.
+DEADLINE_GRACE_S = 5.0
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
 _WORDS = {
     pb.REQUEST_STATE_CREATED: "arriving",
     pb.REQUEST_STATE_QUEUED: "waiting for budget",
@@ -34,154 +37,128 @@ _WORDS = {
 
 
 @dataclass(slots=True)
-class Shown:
+class Seen:
     """What one stream has brought so far."""
 
     started_at: float = field(default_factory=time.monotonic)
-    first_delta_at: float | None = None
+    first_delta_at: float = 0.0
     tokens: int = 0
-    completed: pb.Completed | None = None
     started: pb.Started | None = None
+    completed: pb.Completed | None = None
 
-
-class Printer:
-    """Writes events: text as it comes, or one JSON object a line; progress and figures go to standard error."""
-
-    def __init__(self, as_json: bool, quiet: bool) -> None:
-        self.as_json = as_json
-        self.console = Console(stderr=True, quiet=quiet or as_json)
-        self._live: Live | None = None
-
-    def waiting(self, words: str) -> None:
-        """Show what the request waits for, until text comes."""
-        if self.as_json or not self.console.is_terminal:
-            return
-        if self._live is None:
-            self._live = Live(console=self.console, transient=True, refresh_per_second=8)
-            self._live.start()
-        self._live.update(Spinner("dots", text=words))
-
-    def settle(self) -> None:
-        """Take the progress display away."""
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
-
-    def event(self, response: pb.GenerateResponse) -> None:
-        """Write one event to standard output."""
+    def take(self, response: pb.GenerateResponse) -> None:
+        """Note one event."""
         kind = response.WhichOneof("event")
-        if self.as_json:
-            print(json.dumps(as_dict(response), ensure_ascii=False), flush=True)
-            return
-        text = response.delta.text if kind == "delta" else response.completed.text if kind == "completed" else ""
-        if text:
-            self.settle()
-            sys.stdout.write(text)
-            sys.stdout.flush()
+        if kind == "started":
+            self.started = response.started
+        elif kind == "delta":
+            self.first_delta_at = self.first_delta_at or time.monotonic()
+            self.tokens += len(response.delta.token_ids)
+        elif kind == "completed":
+            self.completed = response.completed
 
-    def summary(self, shown: Shown) -> None:
-        """Say how it ended and where the time went."""
-        self.settle()
-        completed = shown.completed
-        if completed is None or self.as_json:
-            return
-        sys.stdout.write("\n")
-        sys.stdout.flush()
-        reason = label(pb.FinishReason, completed.finish_reason)
-        matched = f" ({completed.matched_stop!r})" if completed.matched_stop else ""
-        cause = f" [{completed.cause}]" if completed.cause else ""
-        self.console.print(f"\n[bold]{reason}[/]{matched}{cause}  {usage_line(completed.usage)}", highlight=False)
-        if completed.timings.decode_s and completed.usage.selected_tokens > 1:
-            rate = (completed.usage.selected_tokens - 1) / completed.timings.decode_s
-            self.console.print(f"{rate:,.1f} tokens/s while generating", highlight=False)
-        self.console.print(timings_table(completed.timings))
+    def words(self, record: pb.RequestRecord | None) -> str:
+        """Where the request is, for people; `record` as far as it is known."""
+        now = time.monotonic()
+        state = _WORDS.get(record.state, "ending") if record is not None else "connecting"
+        prompt = f", prompt of {self.started.prompt_tokens} tokens" if self.started is not None else ""
+        if self.tokens > 1:
+            rate = f"{(self.tokens - 1) / (now - self.first_delta_at):.1f} tokens/s"
+            return f"generating: {self.tokens} tokens, {rate}{prompt}"
+        count = record.usage.selected_tokens if record is not None else 0
+        return f"{state}{f': {count} tokens' if count else ''}{prompt}  {now - self.started_at:.1f} s"
 
 
-async def generate(address: str, request: pb.GenerateRequest, printer: Printer, timeout_s: float | None) -> int:
-    """Run one request to its end; returns the exit status. The first Ctrl-C cancels it, the second quits at once."""
+async def generate(address: str, request: pb.GenerateRequest, printer: Printer, timeout_s: float | None = None) -> Exit:
+    """Run one request to its end. Raises Failure when it ends without its last event.
+
+    The first Ctrl-C (or SIGTERM) cancels the request and its end is still shown; the second quits at once.
+    `timeout_s` limits the whole request.
+    """
+    if timeout_s is not None:
+        request.deadlines.overall.FromNanoseconds(int(timeout_s * 1e9))
     async with connect(address) as stub:
-        shown = Shown()
-        call = stub.Generate(request, timeout=timeout_s)
-        watcher = asyncio.create_task(_watch_state(stub, request.request_id, printer, shown))
-        interrupts = _Interrupts(stub, request.request_id, printer, call)
-        interrupts.install()
-        try:
-            async for response in call:
-                _take(response, shown, printer)
-            status = grpc.StatusCode.OK
-        except grpc.aio.AioRpcError as error:
-            printer.settle()
-            if shown.completed is None:
-                print(explain(error, address), file=sys.stderr)
-                return exit_code(error)
-            status = error.code()
-        except asyncio.CancelledError:
-            return EXIT.CANCELLED
-        finally:
-            interrupts.remove()
-            watcher.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await watcher
-        printer.summary(shown)
-        return _exit_status(status, shown)
+        call = stub.Generate(request, timeout=timeout_s + DEADLINE_GRACE_S if timeout_s is not None else None)
+        return await _Run(address, stub, call, request.request_id, printer).to_its_end()
 
 
-def _take(response: pb.GenerateResponse, shown: Shown, printer: Printer) -> None:
-    kind = response.WhichOneof("event")
-    if kind == "started":
-        shown.started = response.started
-    elif kind == "delta":
-        shown.first_delta_at = shown.first_delta_at or time.monotonic()
-        shown.tokens += len(response.delta.token_ids)
-    elif kind == "completed":
-        shown.completed = response.completed
-    printer.event(response)
+class _Run:
+    """One stream that is being read."""
 
-
-def _exit_status(status: grpc.StatusCode, shown: Shown) -> int:
-    completed = shown.completed
-    if completed is None:
-        return EXIT.FAILED
-    if completed.finish_reason == pb.FINISH_REASON_CANCELLED:
-        return EXIT.CANCELLED
-    if completed.finish_reason == pb.FINISH_REASON_DEADLINE_EXCEEDED:
-        return EXIT.DEADLINE
-    return EXIT.OK if status is grpc.StatusCode.OK else EXIT.FAILED
-
-
-async def _watch_state(stub: pb_grpc.InferenceServiceStub, request_id: str, printer: Printer, shown: Shown) -> None:
-    """Until text comes, show the state that the record is in."""
-    while shown.first_delta_at is None and shown.completed is None:
-        words = "connecting"
-        with contextlib.suppress(grpc.aio.AioRpcError):
-            answer = await stub.Get(pb.GetRequest(request_id=request_id), timeout=STATE_POLL_S * 4)
-            words = _WORDS.get(answer.record.state, "connecting")
-        if shown.first_delta_at is None:
-            printer.waiting(f"{words}  {time.monotonic() - shown.started_at:.1f} s")
-        await asyncio.sleep(STATE_POLL_S)
-
-
-class _Interrupts:
-    """Ctrl-C: first cancels the request and lets its terminal event come, second ends the program."""
-
-    def __init__(self, stub: pb_grpc.InferenceServiceStub, request_id: str, printer: Printer, call: Any) -> None:
-        self._stub, self._request_id, self._printer, self._call = stub, request_id, printer, call
+    def __init__(self, address: str, stub: pb_grpc.InferenceServiceStub, call: Any, request_id: str, printer: Printer) -> None:
+        self._address, self._stub, self._call = address, stub, call
+        self._request_id, self._printer = request_id, printer
+        self._seen = Seen()
         self._cancel: asyncio.Task[None] | None = None
 
-    def install(self) -> None:
-        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._interrupt)
+    async def to_its_end(self) -> Exit:
+        loop = asyncio.get_running_loop()
+        before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+        for number in STOP_SIGNALS:
+            loop.add_signal_handler(number, self._interrupted)
+        watcher = asyncio.create_task(self._watch()) if self._printer.shows_progress else None
+        try:
+            return await self._read()
+        finally:
+            for number, handler in before.items():
+                loop.remove_signal_handler(number)
+                signal.signal(number, handler)
+            self._call.cancel()
+            for task in (watcher, self._cancel):
+                if task is not None:
+                    task.cancel()
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await task
+            self._printer.settle()
 
-    def remove(self) -> None:
-        asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
-        if self._cancel is not None:
-            self._cancel.cancel()
+    async def _read(self) -> Exit:
+        status = grpc.StatusCode.OK
+        try:
+            async for response in self._call:
+                self._seen.take(response)
+                self._printer.event(response)
+            self._printer.summary(self._request_id, self._seen.completed)
+        except grpc.aio.AioRpcError as error:
+            self._printer.settle()
+            if self._seen.completed is None:
+                raise failure_of(error, self._address, self._seen.started is not None) from None
+            status = error.code()
+            self._printer.summary(self._request_id, self._seen.completed)
+        except asyncio.CancelledError:
+            if self._cancel is None:
+                raise
+            return Exit.CANCELLED  # by the second Ctrl-C
+        except BrokenPipeError:
+            # Whatever is flushed later must not fail again. Leaving the stream cancels the request.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return Exit.PIPE_CLOSED
+        return self._exit_of(status)
 
-    def _interrupt(self) -> None:
+    def _exit_of(self, status: grpc.StatusCode) -> Exit:
+        completed = self._seen.completed
+        if completed is None:
+            raise Failure(Exit.FAILED, f"the stream of {self._request_id} ended without its last event")
+        if completed.finish_reason == pb.FINISH_REASON_CANCELLED:
+            return Exit.CANCELLED
+        if completed.finish_reason == pb.FINISH_REASON_DEADLINE_EXCEEDED:
+            return Exit.DEADLINE
+        return Exit.OK if status is grpc.StatusCode.OK else Exit.FAILED
+
+    async def _watch(self) -> None:
+        """Shows where the request is, as its record says."""
+        while True:
+            record = None
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                answer = await self._stub.Get(pb.GetRequest(request_id=self._request_id), timeout=STATE_TIMEOUT_S)
+                record = answer.record
+            self._printer.progress(f"{self._request_id}  {self._seen.words(record)}")
+            await asyncio.sleep(STATE_POLL_S)
+
+    def _interrupted(self) -> None:
         if self._cancel is not None:
             self._call.cancel()
             return
-        self._printer.settle()
-        self._printer.console.print("\n[yellow]cancelling; Ctrl-C again quits at once[/]")
+        self._printer.note("cancelling; Ctrl-C again quits at once")
         self._cancel = asyncio.create_task(self._send_cancel())
 
     async def _send_cancel(self) -> None:
@@ -189,5 +166,7 @@ class _Interrupts:
         try:
             await self._stub.Cancel(request, timeout=CANCEL_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
-            self._printer.console.print(f"[red]the cancel failed: {error.details()}[/]")
+            self._printer.note(
+                f"the cancel failed ({error.code().name}: {error.details()}); leaving the stream, which cancels too"
+            )
             self._call.cancel()

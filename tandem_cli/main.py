@@ -4,38 +4,43 @@ import asyncio
 import json
 import secrets
 import sys
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
-import grpc
-import grpc.aio
 import typer
 from rich.console import Console
 
 from tandem.v1 import inference_pb2 as pb
-from tandem_cli.client import DEFAULT_ADDRESS, EXIT, connect, exit_code, explain, label
-from tandem_cli.generate import Printer, generate
-from tandem_cli.local import demo, models_app, up
+from tandem_cli.calls import Address, call
+from tandem_cli.client import DEFAULT_ADDRESS, label
+from tandem_cli.demo import demo
+from tandem_cli.exits import Exit, Failure, exit_table
+from tandem_cli.generate import generate
+from tandem_cli.models_commands import AsJson, models_app
+from tandem_cli.printer import Printer
 from tandem_cli.record_view import as_dict, timeline
+from tandem_cli.up import up
 
-CALL_TIMEOUT_S = 30.0
+EPILOG = f"\b\nExit status:\n{exit_table()}"
+INT32_MAX = 2**31 - 1
 
 app = typer.Typer(
     help="Serve language models with separate prefill and decode pools, and call them.",
+    epilog=EPILOG,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
 )
+app.command("up", epilog=EPILOG)(up)
+app.command("demo", epilog=EPILOG)(demo)
 app.add_typer(models_app, name="models")
-app.command("up")(up)
-app.command("demo")(demo)
-
-Address = Annotated[str, typer.Option("--address", help="host:port of a router.", envvar="TANDEM_ADDRESS", show_default=True)]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
 
 
-@app.command("generate")
+@app.command("generate", epilog=EPILOG)
 def generate_command(
-    prompt: Annotated[str, typer.Argument(help="The prompt; - reads it from standard input.")],
+    prompt: Annotated[
+        str | None, typer.Argument(help="The prompt; - or nothing reads standard input, whose last line break is left out.")
+    ] = None,
     address: Address = DEFAULT_ADDRESS,
     model: Annotated[str, typer.Option(help="Name of a served model; empty means the only one.")] = "",
     system: Annotated[str, typer.Option(help="System message of the chat prompt.")] = "",
@@ -44,38 +49,34 @@ def generate_command(
     temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Over 0 up to 1.")] = None,
     top_k: Annotated[int, typer.Option(help="0 keeps all.")] = 0,
+    min_p: Annotated[float, typer.Option(help="Drop tokens less likely than this share of the likeliest.")] = 0.0,
     seed: Annotated[int | None, typer.Option(help="Makes the choice repeatable.")] = None,
-    stop: Annotated[list[str] | None, typer.Option(help="Text that ends the output; may be given several times.")] = None,
-    request_id: Annotated[str, typer.Option("--request-id", help="Id of the request; drawn when empty.")] = "",
+    stop: Annotated[list[str] | None, typer.Option(help="Text that ends the output; may be repeated.")] = None,
+    include_stop: Annotated[bool, typer.Option("--include-stop", help="Show the text that stopped the output.")] = False,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after the model's end tokens.")] = False,
+    request_id: Annotated[str, typer.Option(help="Id of the request; drawn when empty.")] = "",
     priority: Annotated[int, typer.Option(help="-10 to 10; higher goes first.")] = 0,
     final_only: Annotated[bool, typer.Option("--final-only", help="Send the whole text at the end.")] = False,
-    timeout_s: Annotated[float | None, typer.Option("--timeout-s", help="Deadline of the call in seconds.")] = None,
+    timeout_s: Annotated[float | None, typer.Option(help="Time limit of the request in seconds.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the text only.")] = False,
-    as_json: AsJson = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print each event of the stream as a JSON line.")] = False,
 ) -> None:
-    """Generate text: streams it, shows what the request waits for and, at the end, where the time went. Ctrl-C cancels."""
-    request = pb.GenerateRequest(
-        request_id=request_id or f"cli-{secrets.token_hex(8)}", model=model, priority=_int32("priority", priority)
-    )
-    text = sys.stdin.read() if prompt == "-" else prompt
-    if raw:
-        request.text = text
-    else:
-        messages = [pb.ChatMessage(role="system", content=system)] if system else []
-        request.chat.messages.extend([*messages, pb.ChatMessage(role="user", content=text)])
-    _set_unsigned(request, "max_output_tokens", max_output_tokens)
-    _set_unsigned(request.sampling, "seed", seed)
-    _set_unsigned(request.sampling, "top_k", top_k)
-    if temperature is not None:
-        request.sampling.temperature = temperature
-    if top_p is not None:
-        request.sampling.top_p = top_p
+    """Stream generated text; show what the request waits for and, at the end, where the time went. Ctrl-C cancels it."""
+    request = pb.GenerateRequest(request_id=request_id or f"cli-{secrets.token_hex(8)}")
+    text = _prompt_text(prompt)
+    messages = [("system", system)] * bool(system) + [("user", text)]
+    values: dict[str, Any] = {"model": model, "priority": priority, "max_output_tokens": max_output_tokens}
+    _fill(request, values | ({"text": text} if raw else {}))
+    for role, content in [] if raw else messages:
+        _fill(request.chat.messages.add(), {"role": role, "content": content})
+    _fill(request.sampling, {"temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p, "seed": seed})
+    _fill(request.stop, {"include_stop": include_stop, "ignore_eos": ignore_eos})
     request.stop.sequences.extend(stop or [])
     request.output_mode = pb.OUTPUT_MODE_FINAL_ONLY if final_only else pb.OUTPUT_MODE_DELTA
     raise typer.Exit(asyncio.run(generate(address, request, Printer(as_json, quiet), timeout_s)))
 
 
-@app.command("cancel")
+@app.command("cancel", epilog=EPILOG)
 def cancel_command(
     request_id: Annotated[str, typer.Argument(help="Id of the request.")],
     address: Address = DEFAULT_ADDRESS,
@@ -84,7 +85,7 @@ def cancel_command(
     as_json: AsJson = False,
 ) -> None:
     """Cancel a request, before, while or after it runs, through any router."""
-    answer = _call(address, "Cancel", pb.CancelRequest(request_id=request_id, reason=reason, wait=wait))
+    answer = call(address, "Cancel", pb.CancelRequest(request_id=request_id, reason=reason, wait=wait))
     if as_json:
         print(json.dumps(as_dict(answer)))
         return
@@ -93,57 +94,57 @@ def cancel_command(
     print(f"{outcome}{state}" + (f", {label(pb.FinishReason, answer.finish_reason)}" if answer.finish_reason else ""))
 
 
-@app.command("get")
+@app.command("get", epilog=EPILOG)
 def get_command(
     request_id: Annotated[str, typer.Argument(help="Id of the request.")],
     address: Address = DEFAULT_ADDRESS,
     as_json: AsJson = False,
 ) -> None:
     """Show the record of a request as a timeline."""
-    answer = _call(address, "Get", pb.GetRequest(request_id=request_id))
+    answer = call(address, "Get", pb.GetRequest(request_id=request_id))
     if as_json:
         print(json.dumps(as_dict(answer.record)))
     else:
-        Console(highlight=False).print(timeline(answer.record))
+        Console(highlight=False, markup=False, soft_wrap=True).print(timeline(answer.record))
 
 
-def _call(address: str, method: str, request: Any) -> Any:
-    """One unary call; a failure is explained on standard error and ends the program."""
-
-    async def run() -> Any:
-        async with connect(address) as stub:
-            return await getattr(stub, method)(request, timeout=CALL_TIMEOUT_S)
-
+def _prompt_text(prompt: str | None) -> str:
+    """The argument, or standard input without its last line break."""
+    if prompt is not None and prompt != "-":
+        return prompt
+    if prompt is None and sys.stdin.isatty():
+        raise Failure(Exit.BAD_INPUT, 'no prompt: give it as an argument, tandem generate "Say hello.", or on standard input')
     try:
-        return asyncio.run(run())
-    except grpc.aio.AioRpcError as error:
-        print(explain(error, address), file=sys.stderr)
-        raise typer.Exit(exit_code(error)) from None
+        return sys.stdin.buffer.read().decode().removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise Failure(Exit.BAD_INPUT, f"standard input is not UTF-8: byte {error.start} cannot be read") from None
 
 
-def _set_unsigned(message: Any, name: str, value: int | None) -> None:
-    if value is None:
-        return
-    try:
-        setattr(message, name, value)
-    except ValueError:
-        _bad_input(f"{name}: {value} is not a number that the field can hold; it must be 0 or more")
+def _fill(message: Any, values: dict[str, Any]) -> None:
+    """Set fields; None leaves one unset. What the field cannot hold is a bad option."""
+    for name, value in values.items():
+        if value is None:
+            continue
+        try:
+            setattr(message, name, value)
+        except (ValueError, UnicodeError):
+            raise Failure(Exit.BAD_INPUT, f"{name}: {value!r} is nothing that the field can hold") from None
 
 
-def _int32(name: str, value: int) -> int:
-    if not -(2**31) <= value < 2**31:
-        _bad_input(f"{name}: {value} is out of range")
-    return value
-
-
-def _bad_input(words: str) -> None:
-    print(words, file=sys.stderr)
-    raise typer.Exit(EXIT.BAD_INPUT)
+def _end(failure: Failure, as_json: bool) -> NoReturn:
+    if as_json:
+        print(json.dumps(failure.as_dict()), flush=True)
+    else:
+        print(f"tandem: {failure}", file=sys.stderr)
+    sys.exit(failure.code)
 
 
 def main() -> None:
     """Entry point of the `tandem` command."""
-    app(prog_name="tandem")
+    try:
+        app(prog_name="tandem")
+    except Failure as failure:
+        _end(failure, "--json" in sys.argv[1:])
 
 
 if __name__ == "__main__":

@@ -43,6 +43,20 @@ def timings_table(timings: pb.Timings) -> Table:
     return table
 
 
+def ending_words(completed: pb.Completed) -> str:
+    """How a request ended, in words."""
+    matched = f" {completed.matched_stop!r}" if completed.matched_stop else ""
+    cause = f" ({completed.cause})" if completed.cause else ""
+    return f"{label(pb.FinishReason, completed.finish_reason)}{matched}{cause}"
+
+
+def rate_words(completed: pb.Completed) -> str:
+    """Tokens per second after the first one; empty when there is no second."""
+    gaps = completed.usage.selected_tokens - 1
+    seconds = completed.timings.decode_s
+    return f"{gaps / seconds:,.1f} tokens/s" if gaps > 0 and seconds > 0 else ""
+
+
 def usage_line(usage: pb.Usage) -> str:
     """Token counts in one line."""
     return (

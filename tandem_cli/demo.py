@@ -1,0 +1,60 @@
+"""`tandem demo`: one answer from a whole cell, with where the time went."""
+
+import asyncio
+import secrets
+import time
+from typing import Annotated
+
+import grpc.aio
+import typer
+
+from models import DEFAULT_MODEL
+from tandem.v1 import inference_pb2 as pb
+from tandem_cli.cell import CellOptions
+from tandem_cli.client import connect, failure_of
+from tandem_cli.exits import Exit
+from tandem_cli.generate import generate
+from tandem_cli.local_cell import Teller, describe, local_cell, teller
+from tandem_cli.printer import Printer
+from tandem_cli.record_view import as_dict, timeline
+
+PROMPT = "Explain in three sentences why a chef prepares ingredients before cooking."
+OUTPUT_TOKENS = 96
+#: The answer takes seconds; a machine that needs longer than this is stuck.
+ANSWER_S = 300.0
+GET_S = 10.0
+
+
+def demo(
+    model: Annotated[str, typer.Option(help="As for `tandem up`.")] = DEFAULT_MODEL,
+    prompt: Annotated[str, typer.Option(help="What to ask.")] = PROMPT,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON lines: ready, the request's events, record, stopped.")] = False,
+) -> None:
+    """Start a cell, stream the answer to one chat prompt, show timings and record, stop everything."""
+    tell = teller(as_json)
+    started = time.monotonic()
+    code = Exit.CANCELLED
+    tell.say("starting a store, one prefill member, one decode member and a router, each a process of its own", "bold")
+    with local_cell(CellOptions(model, listen="127.0.0.1:0"), tell) as (cell, _):
+        tell.event("ready", address=cell.address, processes=[describe(child) for child in cell.processes])
+        tell.say(f"ready after {time.monotonic() - started:.1f} s; asking: {prompt}\n", "bold")
+        code = asyncio.run(_ask(cell.address, prompt, tell))
+    tell.say(f"done in {time.monotonic() - started:.1f} s; nothing is left running", "bold")
+    raise typer.Exit(code)
+
+
+async def _ask(address: str, prompt: str, tell: Teller) -> Exit:
+    request = pb.GenerateRequest(request_id=f"demo-{secrets.token_hex(4)}", max_output_tokens=OUTPUT_TOKENS)
+    request.chat.messages.add(role="user", content=prompt)
+    request.sampling.temperature = 0.0
+    code = await generate(address, request, Printer(tell.as_json, quiet=False), ANSWER_S)
+    async with connect(address) as stub:
+        try:
+            answer = await stub.Get(pb.GetRequest(request_id=request.request_id), timeout=GET_S)
+        except grpc.aio.AioRpcError as error:
+            raise failure_of(error, address) from None
+    tell.event("record", record=as_dict(answer.record))
+    tell.say("\nits record, as `tandem get` shows it:", "bold")
+    tell.console.print(timeline(answer.record))
+    tell.say("")
+    return code
