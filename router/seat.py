@@ -88,7 +88,8 @@ class Seat:
         self._watchdog: asyncio.TimerHandle | None = None
         self._to_say: deque[Any] = deque()
         self._saying: asyncio.Task[None] | None = None
-        self._ending = False
+        self._leaving = False
+        self._losing = False
         self.member = member
         self.ended = False
 
@@ -122,21 +123,22 @@ class Seat:
 
     def cancel(self, reason: str) -> None:
         """Ask the member to end at the next step border; the stream is cut when it does not do so in time."""
-        if self._ending or self.ended:
+        if self._leaving or self.ended:
             return
-        self._ending = True
+        self._leaving = True
         self.say(decode_pb2.DecodeRequest(cancel=decode_pb2.CancelSeat(reason=reason)))
-        grace_s = self._limits.cancel_grace_s
-        self._watchdog = self._cut_after(grace_s, f"no end within {grace_s:g} s after {reason}")
+        self._expect_end(reason)
 
     def prefill_lost(self, cause: str) -> None:
-        """Tell the member that the hand-over will not be completed. It asks the writer itself whether writes are in flight."""
-        if self._ending or self.ended:
+        """Tell the member that the hand-over will not be completed. It asks the writer itself whether writes are in flight.
+
+        A member that has everything already goes on: its Committed is under way then.
+        """
+        if self._leaving or self._losing or self.ended:
             return
-        self._ending = True
+        self._losing = True
         self.say(decode_pb2.DecodeRequest(prefill_lost=decode_pb2.PrefillLost(cause=cause, drained=False)))
-        grace_s = self._limits.cancel_grace_s
-        self._watchdog = self._cut_after(grace_s, f"no end within {grace_s:g} s after {cause}")
+        self._expect_end(cause)
 
     def cut(self, why: str) -> None:
         """End the stream now, on this side."""
@@ -146,8 +148,7 @@ class Seat:
 
     async def close(self) -> None:
         """The end, whatever came before: nothing is open and no task is left."""
-        if self._watchdog is not None:
-            self._watchdog.cancel()
+        self._expect_none()
         if self.ended and not self._cut:
             await self._read_to_end()
         self._call.cancel()
@@ -162,6 +163,15 @@ class Seat:
             await self._call.code()
         finally:
             timer.cancel()
+
+    def _expect_end(self, why: str) -> None:
+        grace_s = self._limits.cancel_grace_s
+        self._expect_none()
+        self._watchdog = self._cut_after(grace_s, f"no end within {grace_s:g} s after {why}")
+
+    def _expect_none(self) -> None:
+        if self._watchdog is not None:
+            self._watchdog.cancel()
 
     def _cut_after(self, seconds: float, why: str) -> asyncio.TimerHandle:
         return asyncio.get_running_loop().call_later(seconds, self.cut, why)
@@ -191,6 +201,8 @@ class Seat:
             granted = message.granted
             return Granted(granted.grant if granted.HasField("grant") else None, granted.cached_tokens)
         if kind == "committed":
+            if not self._leaving:
+                self._expect_none()  # a lost prefill had written everything before
             one = message.committed
             return Committed(one.handover_s, one.compute_s, one.queue_s)
         if kind == "refused":

@@ -211,7 +211,8 @@ class FakeDecode(FakeMember, decode_pb2_grpc.DecodeServiceServicer, member_pb2_g
             kind = request.WhichOneof("message")
             seat.reason = request.cancel.reason if kind == "cancel" else request.prefill_lost.cause
             self.heard.append(seat.reason)
-            if not self.script.deaf:
+            late = kind == "prefill_lost" and seat.committed.is_set()  # a hand-over that is complete can not be lost
+            if not self.script.deaf and not late:
                 seat.stopped.set()
 
     async def _serve(self, seat: FakeSeat, context: grpc.aio.ServicerContext) -> None:
@@ -311,6 +312,8 @@ class PrefillScript:
 
     compute: Gate = field(default_factory=Gate)
     failures: deque[prefill_pb2.PrefillFailed | grpc.StatusCode] = field(default_factory=deque)
+    #: As `failures`, but everything was written before.
+    late_failures: deque[prefill_pb2.PrefillFailed | grpc.StatusCode] = field(default_factory=deque)
 
 
 class FakePrefill(FakeMember, prefill_pb2_grpc.PrefillServiceServicer, member_pb2_grpc.MemberServiceServicer):
@@ -337,20 +340,25 @@ class FakePrefill(FakeMember, prefill_pb2_grpc.PrefillServiceServicer, member_pb
             await context.write(prefill_pb2.PrefillResponse(accepted=accepted))
             await self.script.compute.passed()
             if self.script.failures:
-                failure = self.script.failures.popleft()
-                if isinstance(failure, grpc.StatusCode):
-                    await context.abort(failure, "scripted")
-                await context.write(prefill_pb2.PrefillResponse(failed=failure))
+                await self._fail(self.script.failures.popleft(), context)
                 return
             for decode in self._decodes:
                 if grant_id in decode.grants:
                     decode.grants.pop(grant_id).committed.set()
+            if self.script.late_failures:
+                await self._fail(self.script.late_failures.popleft(), context)
+                return
             committed = prefill_pb2.PrefillCommitted(
                 sent_bytes=1000, queue_s=0.001, compute_s=0.004, handover_s=0.003, exposed_s=0.001, post_s=0.0005
             )
             await context.write(prefill_pb2.PrefillResponse(committed=committed))
         finally:
             self.jobs.discard(grant_id)
+
+    async def _fail(self, failure: prefill_pb2.PrefillFailed | grpc.StatusCode, context: grpc.aio.ServicerContext) -> None:
+        if isinstance(failure, grpc.StatusCode):
+            await context.abort(failure, "scripted")
+        await context.write(prefill_pb2.PrefillResponse(failed=failure))
 
 
 @asynccontextmanager
