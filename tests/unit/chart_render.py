@@ -125,6 +125,13 @@ def pods(found: tuple[Object, ...]) -> dict[str, Object]:
     return made | of_kind(found, "Pod")
 
 
+def selects(selector: Object, labels: dict[str, str]) -> bool:
+    """Whether a label selector fits, of the two forms that the chart uses."""
+    wanted = all(labels.get(key) == value for key, value in selector.get("matchLabels", {}).items())
+    assert all(one["operator"] == "In" for one in selector.get("matchExpressions", []))
+    return wanted and all(labels.get(one["key"]) in one["values"] for one in selector.get("matchExpressions", []))
+
+
 def started(pod: Object, ip: str) -> tuple[list[str], dict[str, str]]:
     """Arguments and variables of the pod's only container, as the kubelet hands them over."""
     (container,) = pod["spec"]["containers"]

@@ -37,6 +37,7 @@ from tests.unit.chart_render import (
     pods,
     render,
     rendered,
+    selects,
     started,
 )
 
@@ -45,13 +46,6 @@ KINDS: dict[str, Any] = {"router": RouterSettings, "prefill": PrefillSettings, "
 KUBERNETES = ("1.30", "1.37")
 
 every_set = pytest.mark.parametrize("name", VALUE_SETS)
-
-
-def selects(selector: Object, labels: dict[str, str]) -> bool:
-    """Whether a label selector fits, of the two forms that the chart uses."""
-    wanted = all(labels.get(key) == value for key, value in selector.get("matchLabels", {}).items())
-    assert all(one["operator"] == "In" for one in selector.get("matchExpressions", []))
-    return wanted and all(labels.get(one["key"]) in one["values"] for one in selector.get("matchExpressions", []))
 
 
 def settings_of(name: str, role: str) -> Any:
@@ -105,6 +99,13 @@ def test_processes_know_every_setting(name: str) -> None:
             assert value is None or getattr(settings, key) == value
         assert importlib.util.find_spec(f"{container['command'][-1]}.__main__") is not None
         assert container["command"] == ["python", "-m", "router" if role == "router" else f"{role}_svc"]
+
+
+def test_numbers_are_shown_as_they_were_written() -> None:
+    arguments, _ = started(pods(rendered("autoscaled"))["router"], POD_IP["IPv4"])
+    assert {"--queue-tokens=8388608", "--retry-share=0.05", "--trust-tenant-header"} <= set(arguments)
+    assert "--no-computes-prompts" in started(pods(rendered("autoscaled"))["decode"], POD_IP["IPv4"])[0]
+    assert pods(rendered("claim"))["decode"]["spec"]["securityContext"]["runAsUser"] == 1_000_680_000
 
 
 @every_set

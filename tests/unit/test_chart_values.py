@@ -7,7 +7,7 @@ import helm_python
 import jsonschema
 import pytest
 
-from tests.unit.chart_render import CHART, ROLES, VALUE_SETS, Object, chart, merged, of_kind, pods, render, rendered
+from tests.unit.chart_render import CHART, ROLES, VALUE_SETS, Object, chart, merged, of_kind, pods, render, rendered, selects
 
 PAGES = (20_000, 20_255)
 MEMBER, ROUTER, METRICS, REDIS = 50_061, 50_051, 9_090, 6_379
@@ -127,12 +127,6 @@ def test_every_value_is_documented() -> None:
 # Network policies
 
 
-def _fits(selector: Object, labels: dict[str, str]) -> bool:
-    return all(labels.get(key) == value for key, value in selector.get("matchLabels", {}).items()) and all(
-        labels.get(one["key"]) in one["values"] for one in selector.get("matchExpressions", [])
-    )
-
-
 def _open(rules: list[Object], side: str, labels: dict[str, str], namespace: Object, port: int) -> bool:
     """Whether one rule lets a pod with `labels` in a namespace with labels `namespace` through on a TCP port."""
     for rule in rules:
@@ -151,8 +145,8 @@ def _is_peer(peer: Object, labels: dict[str, str], namespace: Object) -> bool:
     if "ipBlock" in peer:
         return False
     if "namespaceSelector" in peer:
-        return _fits(peer["namespaceSelector"], namespace) and _fits(peer.get("podSelector", {}), labels)
-    return not namespace and _fits(peer["podSelector"], labels)
+        return selects(peer["namespaceSelector"], namespace) and selects(peer.get("podSelector", {}), labels)
+    return not namespace and selects(peer["podSelector"], labels)
 
 
 def reachable(name: str, source: str, target: str, port: int) -> bool:
@@ -161,8 +155,8 @@ def reachable(name: str, source: str, target: str, port: int) -> bool:
     policies = [one["spec"] for one in of_kind(found, "NetworkPolicy").values()]
     labels = {role: pod["metadata"]["labels"] for role, pod in pods(found).items()}
     elsewhere = {"monitoring": {"kubernetes.io/metadata.name": "monitoring"}, "apps": {"team": "apps"}, "somebody": {"x": "y"}}
-    leaving = [one for one in policies if _fits(one["podSelector"], labels.get(source, {"elsewhere": source}))]
-    entering = [one for one in policies if _fits(one["podSelector"], labels.get(target, {"elsewhere": target}))]
+    leaving = [one for one in policies if selects(one["podSelector"], labels.get(source, {"elsewhere": source}))]
+    entering = [one for one in policies if selects(one["podSelector"], labels.get(target, {"elsewhere": target}))]
     out = not leaving or any(
         _open(one["egress"], "to", labels.get(target, {}), elsewhere.get(target, {}), port) for one in leaving
     )

@@ -23,7 +23,7 @@
 {{- end }}
 {{- end -}}
 
-{{/* The free settings of a role. Whole numbers are written out: Helm reads them as floats, and 4.2e+06 is no integer. */}}
+{{/* The free settings of a role. Whole numbers are written out: Helm reads every number as a float and would show 4.194304e+06. */}}
 {{- define "tandem.extraArgs" -}}
 {{- range $name, $value := (get .root.Values .role).settings }}
 {{- $flag := $name | replace "_" "-" }}
