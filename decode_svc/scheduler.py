@@ -149,7 +149,7 @@ class Scheduler:
 
     def next_wake(self) -> float | None:
         """When the next clock runs out, or something is to be looked after; None when nothing is waited for."""
-        times = [min(seat.expires_at, seat.end_by) for seat in self.seats]
+        times = [seat.due_at for seat in self.seats]
         reap_at = self.handovers.next_wake()
         if reap_at is not None:
             times.append(reap_at)

@@ -90,6 +90,11 @@ class Seat:
         """Whether its next token may be computed."""
         return self.state is SeatState.RUNNING and not self.window.paused
 
+    @property
+    def due_at(self) -> float:
+        """When it is to be looked at although nothing happens. What ended by a clock waits for its writer, not for the clock."""
+        return self.end_by if self.state is SeatState.RECLAIMING else self.expires_at
+
     def set_clock(self) -> None:
         """Note when the first of its clocks runs out."""
         due_at = self.deadlines.next_expiry(admitted=True, last_token_at=self.last_token_at)

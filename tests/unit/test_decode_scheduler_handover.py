@@ -246,6 +246,18 @@ def test_another_incarnation_at_the_address_means_fence_at_once_and_the_others_o
     world.assert_empty()
 
 
+def test_b11_a_seat_that_waits_for_its_writer_is_not_looked_after_all_the_time() -> None:
+    """Its clock has run out and stays so; the engine thread sleeps until there is something to do."""
+    world = World(handover=HandoverLimits(reap_every_s=100.0))
+    world.granted_seat(limits=Limits(first_token_s=2.5))
+    world.step()
+    world.now += 3
+    world.step()
+    assert len(world.drains()) == 1
+    wake = world.scheduler.next_wake()
+    assert wake == world.now + 2.0, "the end of its wait for the writer"
+
+
 def test_a_grant_nobody_fills_is_asked_back_by_the_reaper_without_traffic() -> None:
     world = World(handover=HandoverLimits(expires_s=30.0, start_s=60.0))
     seat = world.granted_seat()
