@@ -1,0 +1,110 @@
+"""One turn of a decode member's engine thread: what it tells, and when."""
+
+import itertools
+import time
+from functools import partial
+
+import pytest
+import torch
+
+from decode_svc.handover import HandoverLimits, Handovers
+from decode_svc.memory import DecodeMemory
+from decode_svc.messages import Command, EndSeat, OpenSeat
+from decode_svc.scheduler import Scheduler, SchedulerLimits
+from decode_svc.worker import DecodeWorker, Outbox, WorkerPorts
+from engine.batch import Batch
+from engine.landing import LandingRows
+from engine.sampling_params import SamplingParams
+from engine.sequence import Sequence, SequenceSpec, StopSpec
+from kv_transfer.offer import Peer
+from lifecycle.deadlines import Limits
+from lifecycle.finish import Cause, Ending, FinishReason
+from lifecycle.record import AttemptKey
+from member.inbox import Inbox
+from tests.scripted import ScriptedRunner, ScriptedTokenizer
+from text.stop_matcher import StopRules
+
+
+class Runner(ScriptedRunner):
+    """Writes down when it ran, and lets a message arrive meanwhile."""
+
+    def __init__(self, story: list[object]) -> None:
+        super().__init__(ScriptedTokenizer().vocabulary_size)
+        self.story = story
+        self.meanwhile: list[Command] = []
+        self.inbox: Inbox[Command] = Inbox(8)
+
+    def run(self, batch: Batch) -> torch.Tensor:
+        logits = super().run(batch)
+        self.story.append("step")
+        while self.meanwhile:
+            self.inbox.put_always(self.meanwhile.pop(0))
+        return logits
+
+
+class Engine:
+    """A worker whose turns a test takes. `story`: steps and the kinds of events told, one entry for each hop."""
+
+    def __init__(self) -> None:
+        self.story: list[object] = []
+        self.runner = Runner(self.story)
+        self.inbox = self.runner.inbox
+        layout = self.runner.layout
+        memory = DecodeMemory(layout, 41, 4)
+        me = Peer("decode-0", "decode-1", "127.0.0.1:2")
+        handovers = Handovers(memory, me, layout.fingerprint, HandoverLimits(), lambda: "0" * 32)
+        scheduler = Scheduler(SchedulerLimits(), memory, handovers, partial(Sequence, streams=ScriptedTokenizer().detokeniser))
+        ports = WorkerPorts(self._publish, lambda writer: None, lambda writer: None, lambda armed: None)
+        self.worker = DecodeWorker(self.runner, LandingRows(4, self.runner.vocabulary_size), scheduler, self.inbox, ports)
+        self._seats = itertools.count(1)
+
+    def _publish(self, outbox: Outbox) -> None:
+        self.story.append([type(event).__name__ for event in outbox.events])
+
+    def open(self, max_output_tokens: int = 8, limits: Limits | None = None) -> OpenSeat:
+        seat = next(self._seats)
+        spec = SequenceSpec(
+            key=AttemptKey(f"request-{seat}", 1),
+            index=0,
+            prompt_token_ids=(1, 2, 3),
+            sampling=SamplingParams(temperature=0.0),
+            stop=StopSpec(StopRules(()), eos_ids=frozenset()),
+            max_output_tokens=max_output_tokens,
+            context_tokens=64,
+        )
+        return OpenSeat(seat, spec, limits or Limits(), 0, True, None, time.monotonic())
+
+    def turn(self) -> list[object]:
+        """What one more turn did."""
+        self.story.clear()
+        self.worker.turn()
+        return list(self.story)
+
+
+def test_a_grant_is_told_before_the_step_that_it_takes_part_in() -> None:
+    engine = Engine()
+    engine.inbox.put_nowait(engine.open())
+    assert engine.turn() == [["SeatGranted"], "step", ["PromptReady", "OutputMade"]]
+    assert engine.turn() == ["step", ["OutputMade"]], "one hop for a step when nothing came"
+
+
+@pytest.mark.parametrize("cause", [Cause.CLIENT_CANCEL, Cause.FIRST_TOKEN_DEADLINE])
+def test_an_end_at_the_border_is_told_before_the_step_of_the_others(cause: Cause) -> None:
+    engine = Engine()
+    engine.inbox.put_nowait(engine.open())
+    engine.turn()
+    short = engine.open(limits=Limits(first_token_s=0.0) if cause is Cause.FIRST_TOKEN_DEADLINE else Limits())
+    engine.inbox.put_nowait(short)
+    if cause is Cause.CLIENT_CANCEL:
+        engine.inbox.put_nowait(EndSeat(short.seat, Ending(FinishReason.CANCELLED, cause), time.monotonic()))
+    assert engine.turn() == [["SeatGranted", "SeatEnded"], "step", ["OutputMade"]]
+
+
+def test_a_cancel_that_comes_during_a_step_throws_its_token_away_and_is_told_with_the_step() -> None:
+    engine = Engine()
+    first, second = engine.open(), engine.open()
+    engine.inbox.put_nowait(first)
+    engine.inbox.put_nowait(second)
+    engine.turn()
+    engine.runner.meanwhile.append(EndSeat(first.seat, Ending(FinishReason.CANCELLED, Cause.CLIENT_CANCEL), time.monotonic()))
+    assert engine.turn() == ["step", ["SeatEnded", "OutputMade"]]
