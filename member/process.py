@@ -74,8 +74,7 @@ class _Member:
 
     async def _gateway_gauges(self) -> GatewayGauges:
         info, load = self._service.info(), self._service.load()
-        usable = max(1, info.total_pages - 1)  # without the null page
-        used = min(1.0, max(0.0, 1 - load.free_pages / usable))
+        used = min(1.0, max(0.0, 1 - load.free_pages / max(1, info.total_pages)))
         return GatewayGauges(info.model, load.running_sequences, load.waiting_sequences, used, info.page_tokens, info.total_pages)
 
     async def stop(self) -> None:

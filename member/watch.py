@@ -28,7 +28,7 @@ class MemberRole(Enum):
 
 @dataclass(frozen=True, slots=True)
 class MemberInfo:
-    """What a member is; the same from its start to its end."""
+    """What a member is; the same from its start to its end. `total_pages` are those that can be given out."""
 
     member: str
     incarnation: str

@@ -17,7 +17,7 @@ from tests.e2e.cells import ask, ask_all, at_rest, fresh_id, greedy_request, rea
 from tests.e2e.conftest import STEP_TOKENS, Observed
 from tests.waiting import until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 #: Of the default model in float32: keys and values, layers, KV heads, head size, bytes; and the bytes of a row of logits.
 PAGE_BYTES = PAGE_TOKENS * 2 * 30 * 3 * 64 * 4

@@ -16,7 +16,7 @@ from tests.e2e.cells import Answer, ask, check, greedy_request, held, read, stub
 from tests.e2e.conftest import cell_of
 from tests.waiting import until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 EXIT_S = 20.0
 #: Output tokens that take a moment, and more than any drain lasts.

@@ -14,7 +14,7 @@ from tests.e2e.conftest import STEP_TOKENS, Observed
 from tests.otlp_collector import CollectedSpan, OtlpCollector
 from tests.waiting import until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 #: Who tells which span: exactly one process each.
 SERVICES = {

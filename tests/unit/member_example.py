@@ -79,7 +79,7 @@ class Example(prefill_pb2_grpc.PrefillServiceServicer):
         return MemberInfo(me.name, me.incarnation, me.address, MemberRole.PREFILL, "m", "s", "l", 16, 10, 64, 100, 4)
 
     def load(self):
-        return MemberLoad(running_sequences=self.running)
+        return MemberLoad(free_pages=9, running_sequences=self.running)
 
     async def Prefill(self, request, context):  # noqa: N802
         if self.refuses:

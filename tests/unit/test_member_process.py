@@ -108,6 +108,8 @@ async def test_gateways_read_a_member_under_other_names_when_asked():
         with await asyncio.to_thread(urllib.request.urlopen, url, timeout=10) as answer:
             text = answer.read().decode()
         assert 'vllm:num_requests_running{engine="0",model_name="m"} 1.0' in text
+        used = next(line for line in text.splitlines() if line.startswith("vllm:kv_cache_usage_perc{"))
+        assert float(used.split()[1]) == pytest.approx(0.1), "one of ten pages"
         assert 'block_size="16"' in text and "tandem_event_loop_lag_seconds" in text
 
 
