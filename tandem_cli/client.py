@@ -48,7 +48,7 @@ def failure_of(error: grpc.aio.AioRpcError, address: str, under_way: bool = Fals
 
 def _sentences(error: grpc.aio.AioRpcError, details: ErrorDetails) -> str:
     lines = [f"{error.code().name}: {details.message}"]
-    lines += [f"  {violation.field}: {violation.description}" for violation in details.violations]
+    lines += [f"  {one.field}: {one.description}" for one in details.violations if one.description not in details.message]
     if details.retry_after_s is not None:
         lines.append(f"  Try again in {details.retry_after_s:g} s.")
     return "\n".join(lines)

@@ -96,7 +96,7 @@ class _Run:
         before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
         for number in STOP_SIGNALS:
             loop.add_signal_handler(number, self._interrupted)
-        watcher = asyncio.create_task(self._watch()) if self._printer.shows_progress else None
+        watcher = asyncio.create_task(self._watch())
         try:
             return await self._read()
         finally:
@@ -117,13 +117,11 @@ class _Run:
             async for response in self._call:
                 self._seen.take(response)
                 self._printer.event(response)
-            self._printer.summary(self._request_id, self._seen.completed)
         except grpc.aio.AioRpcError as error:
             self._printer.settle()
             if self._seen.completed is None:
                 raise failure_of(error, self._address, self._seen.started is not None) from None
             status = error.code()
-            self._printer.summary(self._request_id, self._seen.completed)
         except asyncio.CancelledError:
             if self._cancel is None:
                 raise
@@ -132,25 +130,22 @@ class _Run:
             # Whatever is flushed later must not fail again. Leaving the stream cancels the request.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return Exit.PIPE_CLOSED
-        return self._exit_of(status)
-
-    def _exit_of(self, status: grpc.StatusCode) -> Exit:
         completed = self._seen.completed
         if completed is None:
             raise Failure(Exit.FAILED, f"the stream of {self._request_id} ended without its last event")
-        if completed.finish_reason == pb.FINISH_REASON_CANCELLED:
-            return Exit.CANCELLED
-        if completed.finish_reason == pb.FINISH_REASON_DEADLINE_EXCEEDED:
-            return Exit.DEADLINE
-        return Exit.OK if status is grpc.StatusCode.OK else Exit.FAILED
+        code = exit_of(completed, status)
+        self._printer.summary(self._request_id, completed, code)
+        return code
 
     async def _watch(self) -> None:
         """Shows where the request is, as its record says."""
-        while True:
+        while self._printer.shows_progress:
             record = None
             with contextlib.suppress(grpc.aio.AioRpcError):
                 answer = await self._stub.Get(pb.GetRequest(request_id=self._request_id), timeout=STATE_TIMEOUT_S)
                 record = answer.record
+            if not self._printer.shows_progress:
+                return
             self._printer.progress(f"{self._request_id}  {self._seen.words(record)}")
             await asyncio.sleep(STATE_POLL_S)
 
@@ -170,3 +165,12 @@ class _Run:
                 f"the cancel failed ({error.code().name}: {error.details()}); leaving the stream, which cancels too"
             )
             self._call.cancel()
+
+
+def exit_of(completed: pb.Completed, status: grpc.StatusCode) -> Exit:
+    """The exit status of a request that told how it ended."""
+    if completed.finish_reason == pb.FINISH_REASON_CANCELLED:
+        return Exit.CANCELLED
+    if completed.finish_reason == pb.FINISH_REASON_DEADLINE_EXCEEDED:
+        return Exit.DEADLINE
+    return Exit.OK if status is grpc.StatusCode.OK else Exit.FAILED

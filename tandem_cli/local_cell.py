@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from tandem_cli.cell import ROUTER_DRAIN_S, BadOption, Cell, CellOptions, Unseen, running_cell
+from tandem_cli.consoles import error_console
 from tandem_cli.exits import Exit, Failure
 from tandem_cli.pulling import pull
 from tandem_cli.run_folder import run_folder
@@ -38,7 +39,7 @@ class Teller:
 
 def teller(as_json: bool) -> Teller:
     """A teller for this process."""
-    return Teller(Console(stderr=True, highlight=False, quiet=as_json), as_json)
+    return Teller(error_console(quiet=as_json), as_json)
 
 
 @contextmanager
@@ -47,12 +48,14 @@ def local_cell(options: CellOptions, tell: Teller, logs: Path | None = None) -> 
 
     Raises Failure. A stop signal ends the block quietly: that is how a cell is meant to end.
     """
+    serving = False
     with run_folder(logs) as folder, StopSignals() as signals:
 
         def stopping() -> None:
             signals.stopping(kill)
             tell.event("stopping")
-            tell.say(f"stopping; what runs has up to {ROUTER_DRAIN_S:.0f} s, Ctrl-C again kills at once")
+            if serving:
+                tell.say(f"stopping; what runs has up to {ROUTER_DRAIN_S:.0f} s, Ctrl-C again kills at once")
 
         def kill() -> None:
             tell.say("killing every process")
@@ -64,6 +67,7 @@ def local_cell(options: CellOptions, tell: Teller, logs: Path | None = None) -> 
             with ExitStack() as running:
                 with nullcontext(Unseen()) if tell.as_json else start_view(tell.console) as view:
                     cell = running.enter_context(running_cell(options, folder.path, view, supervisor))
+                serving = True
                 yield cell, folder.path
         except BadOption as error:
             raise Failure(Exit.BAD_INPUT, str(error)) from None

@@ -7,11 +7,11 @@ import sys
 from typing import Annotated, Any, NoReturn
 
 import typer
-from rich.console import Console
 
 from tandem.v1 import inference_pb2 as pb
 from tandem_cli.calls import Address, call
 from tandem_cli.client import DEFAULT_ADDRESS, label
+from tandem_cli.consoles import output_console
 from tandem_cli.demo import demo
 from tandem_cli.exits import Exit, Failure, exit_table
 from tandem_cli.generate import generate
@@ -105,19 +105,21 @@ def get_command(
     if as_json:
         print(json.dumps(as_dict(answer.record)))
     else:
-        Console(highlight=False, markup=False, soft_wrap=True).print(timeline(answer.record))
+        output_console().print(timeline(answer.record))
 
 
 def _prompt_text(prompt: str | None) -> str:
     """The argument, or standard input without its last line break."""
-    if prompt is not None and prompt != "-":
-        return prompt
     if prompt is None and sys.stdin.isatty():
+        prompt = ""
+    elif prompt is None or prompt == "-":
+        try:
+            prompt = sys.stdin.buffer.read().decode().removesuffix("\n")
+        except UnicodeDecodeError as error:
+            raise Failure(Exit.BAD_INPUT, f"standard input is not UTF-8: byte {error.start} cannot be read") from None
+    if not prompt:
         raise Failure(Exit.BAD_INPUT, 'no prompt: give it as an argument, tandem generate "Say hello.", or on standard input')
-    try:
-        return sys.stdin.buffer.read().decode().removesuffix("\n")
-    except UnicodeDecodeError as error:
-        raise Failure(Exit.BAD_INPUT, f"standard input is not UTF-8: byte {error.start} cannot be read") from None
+    return prompt
 
 
 def _fill(message: Any, values: dict[str, Any]) -> None:
@@ -127,8 +129,10 @@ def _fill(message: Any, values: dict[str, Any]) -> None:
             continue
         try:
             setattr(message, name, value)
-        except (ValueError, UnicodeError):
-            raise Failure(Exit.BAD_INPUT, f"{name}: {value!r} is nothing that the field can hold") from None
+        except UnicodeError:
+            raise Failure(Exit.BAD_INPUT, f"{name}: the text is not UTF-8") from None
+        except ValueError:
+            raise Failure(Exit.BAD_INPUT, f"{name}: {value} is out of the range of its field") from None
 
 
 def _end(failure: Failure, as_json: bool) -> NoReturn:

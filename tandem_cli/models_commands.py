@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 import models
 from tandem.v1 import inference_pb2 as pb
 from tandem_cli.calls import Address, call
 from tandem_cli.client import DEFAULT_ADDRESS
+from tandem_cli.consoles import error_console, output_console
 from tandem_cli.exits import Exit, Failure
 from tandem_cli.pulling import pull
 from tandem_cli.record_view import as_dict
@@ -27,7 +27,7 @@ def models_pull(
 ) -> None:
     """Fetch a model into the cache folder, with its checksum; does nothing when it is there."""
     try:
-        ref = pull(name, Console(stderr=True, highlight=False, quiet=as_json))
+        ref = pull(name, error_console(quiet=as_json))
     except KeyboardInterrupt:
         raise Failure(Exit.CANCELLED, "interrupted; pull again to go on") from None
     print(json.dumps(_as_dict(ref)) if as_json else f"{ref.name}: {ref.path} ({ref.format}), snapshot {ref.snapshot[:12]}")
@@ -70,4 +70,4 @@ def _print_table(columns: tuple[str, ...], rows: Sequence[Sequence[str]]) -> Non
         table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*row)
-    Console(highlight=False, markup=False).print(table)
+    output_console().print(table)

@@ -3,12 +3,13 @@
 import json
 import sys
 
-from rich.console import Console
 from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
 
 from tandem.v1 import inference_pb2 as pb
+from tandem_cli.consoles import error_console
+from tandem_cli.exits import Exit
 from tandem_cli.record_view import as_dict, ending_words, rate_words, timings_table, usage_line
 
 
@@ -17,22 +18,24 @@ class Printer:
 
     def __init__(self, as_json: bool, quiet: bool) -> None:
         self._as_json = as_json
-        self._console = Console(stderr=True, quiet=quiet or as_json, highlight=False)
+        self._quiet = quiet
+        self._console = error_console(quiet=quiet or as_json)
         self._text_is_seen = sys.stdout.isatty()
         self._text_began = False
         self._live: Live | None = None
 
     @property
     def shows_progress(self) -> bool:
-        """Whether somebody sees `progress`."""
-        return self._console.is_terminal and not self._console.quiet
+        """Whether somebody sees `progress`: there is a terminal, and the text does not appear on it."""
+        return self._console.is_terminal and not self._console.quiet and not (self._text_began and self._text_is_seen)
 
     def progress(self, words: str) -> None:
-        """Show what is going on, until text appears on the same terminal."""
-        if self._text_began and self._text_is_seen:
-            return
+        """Show what is going on."""
         if self._live is None:
-            self._live = Live(console=self._console, transient=True, refresh_per_second=8)
+            # The text goes where standard output goes, not to the terminal that the progress is on.
+            self._live = Live(
+                console=self._console, transient=True, refresh_per_second=8, redirect_stdout=False, redirect_stderr=False
+            )
             self._live.start()
         self._live.update(Spinner("dots", text=Text(words)))
 
@@ -62,13 +65,16 @@ class Printer:
         sys.stdout.write(text)
         sys.stdout.flush()
 
-    def summary(self, request_id: str, completed: pb.Completed | None) -> None:
-        """End the text with a line break; say how it ended and where the time went."""
+    def summary(self, request_id: str, completed: pb.Completed, code: Exit) -> None:
+        """End the text with a line break; say how it ended and where the time went. When quiet, say only what went wrong."""
         self.settle()
-        if completed is None or self._as_json:
+        if self._as_json:
             return
-        sys.stdout.write("\n")
-        sys.stdout.flush()
+        if self._text_began:
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+        if self._quiet and code is not Exit.OK:
+            print(f"tandem: {request_id} ended with {ending_words(completed)}", file=sys.stderr)
         head = Text.assemble("\n", (ending_words(completed), "bold"), f"  {rate_words(completed)}  {request_id}")
         self._console.print(head, soft_wrap=True)
         self._console.print(usage_line(completed.usage), soft_wrap=True)

@@ -26,7 +26,7 @@ def pull(name: str, console: Console) -> models.ModelRef:
 
 def _with_bar(name: str, console: Console) -> models.ModelRef:
     columns = (TextColumn("  {task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=console, transient=True) as bars:
+    with Progress(*columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False) as bars:
         task = bars.add_task(f"looking for {name}", total=None)
 
         def tell(progress: models.PullProgress) -> None:

@@ -28,7 +28,9 @@ class TerminalView:
     def __init__(self, console: Console) -> None:
         self._rows: dict[str, _Row] = {}
         self._spinner = Spinner("dots")
-        self._live = Live(console=console, refresh_per_second=8, get_renderable=self._table)
+        self._live = Live(
+            console=console, refresh_per_second=8, get_renderable=self._table, redirect_stdout=False, redirect_stderr=False
+        )
 
     def __enter__(self) -> "TerminalView":
         self._live.start()
