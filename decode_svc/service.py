@@ -37,7 +37,7 @@ from member.engine_thread import EngineThread
 from member.inbox import Inbox
 from member.watch import MemberInfo, MemberLoad, MemberRole
 from rpc.admin import Books
-from rpc.application import Frame
+from rpc.application import Frame, lasting
 from rpc.channels import internal_channel
 from tandem.pools.v1 import decode_pb2_grpc
 from telemetry.decode_metrics import DecodeGauges, DecodeMetrics
@@ -133,7 +133,7 @@ class DecodeService:
         self._recorder.open(groups, landing.slab.unit_bytes)
         self._servicer.open(me, tokenizer.eos_ids)
         self._metrics.gauges_from(self._gauges)
-        self._looking = asyncio.create_task(self._look_after(), name="decode-look-after")
+        self._looking = lasting(asyncio.create_task(self._look_after(), name="decode-look-after"), self._crashed)
         self._engine.start()
 
     def info(self) -> MemberInfo:

@@ -14,6 +14,7 @@ from router.budget import Capacity
 from router.discovery import resolve
 from router.member_link import LinkSettings, Member, MemberLink, Role
 from router.request import ServedModel
+from rpc.application import lasting
 
 _log = logging.getLogger(__name__)
 
@@ -28,12 +29,19 @@ class MembersSettings:
 
 
 class Members:
-    """Keeps the links. `changed` is called whenever something about any member changed."""
+    """Keeps the links. `changed` is called whenever something about any member changed, `crashed` when the keeping broke."""
 
-    def __init__(self, settings: MembersSettings, model: ServedModel, changed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        settings: MembersSettings,
+        model: ServedModel,
+        changed: Callable[[], None],
+        crashed: Callable[[BaseException], None],
+    ) -> None:
         self._settings = settings
         self._model = model
         self._tell = changed
+        self._crashed = crashed
         self._news = asyncio.Event()
         self._links: dict[tuple[Role, str], MemberLink] = {}
         self._leaving: list[MemberLink] = []
@@ -47,7 +55,7 @@ class Members:
     async def start(self) -> None:
         """Resolves the targets once and keeps following them."""
         await self._discover()
-        self._task = asyncio.create_task(self._follow(), name="discovery")
+        self._task = lasting(asyncio.create_task(self._follow(), name="discovery"), self._crashed)
 
     async def met(self, timeout_s: float) -> bool:
         """Waits until every member found so far has sent news; False when some had not in time."""

@@ -123,11 +123,12 @@ class _Parts:
     """Everything of a router that has started."""
 
     def __init__(self, frame: Frame, settings: RouterSettings, loaded: LoadedModel, metrics: RouterMetrics) -> None:
-        name = f"{frame.name}@{frame.incarnation[:12]}"
+        # The end of an incarnation is its random part: what stands before is the same at each start on one machine.
+        name = f"{frame.name}@{frame.incarnation[-12:]}"
         self._settings = settings
         self.store = RedisStore(settings.redis_settings(), name, _observer(metrics))
         self.encoder = PromptEncoder(loaded.tokenizer, threads=settings.tokenise_threads, waiting=settings.tokenise_waiting)
-        self.members = Members(settings.members_settings(name), loaded.model, self._look)
+        self.members = Members(settings.members_settings(name), loaded.model, self._look, frame.crashed)
         self.admission = Admission(self.members, settings.admission_settings(), random.Random())
         self.unwritten = UnwrittenEnds(self.store)
         unanswered = UnansweredCreates(self.store)
@@ -142,7 +143,7 @@ class _Parts:
             tracing=frame.tracing,
         )
         self.routes = Routes(cell)
-        self.upkeep = Upkeep(self.store, self.routes, self.unwritten)
+        self.upkeep = Upkeep(self.store, self.routes, self.unwritten, frame.crashed)
         canceller = Canceller(self.routes, settings.cancel_wait_s)
         self.servicer = InferenceServicer(
             Door(settings, loaded.model, self.encoder, self.members, self.routes, canceller, frame.tracing)

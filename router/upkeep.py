@@ -10,6 +10,7 @@ from contextlib import aclosing
 from router.keeping import UnwrittenEnds
 from router.routes import Routes
 from router.store import Store, StoreUnavailable
+from rpc.application import lasting
 
 _log = logging.getLogger(__name__)
 
@@ -21,12 +22,14 @@ SETTLE_S = 5.0
 
 
 class Upkeep:
-    """Tasks that run as long as the router. A store that is away makes none of them fail."""
+    """Tasks that run as long as the router. A store that is away makes none of them fail; a fault of ours ends the router:
+    without its lease others would take its requests for lost."""
 
-    def __init__(self, store: Store, routes: Routes, unwritten: UnwrittenEnds) -> None:
+    def __init__(self, store: Store, routes: Routes, unwritten: UnwrittenEnds, crashed: Callable[[BaseException], None]) -> None:
         self._store = store
         self._routes = routes
         self._unwritten = unwritten
+        self._crashed = crashed
         self._tasks: list[asyncio.Task[None]] = []
         self._away = False
         self.lease_at = 0.0
@@ -34,14 +37,15 @@ class Upkeep:
     async def start(self) -> None:
         """Takes the lease, if the store answers, and starts the tasks."""
         await self._try(self._heartbeat)
-        self._tasks = [
-            asyncio.create_task(self._every(HEARTBEAT_S, self._heartbeat), name="lease"),
-            asyncio.create_task(self._every(ASSERT_S, self._routes.assert_live), name="live records"),
-            asyncio.create_task(self._every(REAP_S, self._reap), name="reaper"),
-            asyncio.create_task(self._every(SETTLE_S, self._routes.cell.unanswered.settle), name="unanswered creates"),
-            asyncio.create_task(self._hints(), name="cancel hints"),
-            asyncio.create_task(self._unwritten.run(), name="unwritten ends"),
-        ]
+        work = {
+            "lease": self._every(HEARTBEAT_S, self._heartbeat),
+            "live records": self._every(ASSERT_S, self._routes.assert_live),
+            "reaper": self._every(REAP_S, self._reap),
+            "unanswered creates": self._every(SETTLE_S, self._routes.cell.unanswered.settle),
+            "cancel hints": self._hints(),
+            "unwritten ends": self._unwritten.run(),
+        }
+        self._tasks = [lasting(asyncio.create_task(one, name=name), self._crashed) for name, one in work.items()]
 
     async def stop(self) -> None:
         """Ends the tasks; ends that are still unwritten get one more try, then the lease is given up."""

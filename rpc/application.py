@@ -1,5 +1,6 @@
 """What a process that serves gRPC is made of: the frame that it is given and the application that it is."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -67,6 +68,17 @@ class Application(Protocol):
 
     async def stop(self) -> None:
         """End what still runs with a typed error, and release everything; also after a `start` that failed."""
+
+
+def lasting(task: "asyncio.Task[None]", crashed: Callable[[BaseException], None]) -> "asyncio.Task[None]":
+    """A task that has to run as long as the process: when it breaks, the process ends. (Nobody awaits such a task.)"""
+
+    def ended(task: "asyncio.Task[None]") -> None:
+        if not task.cancelled() and (fault := task.exception()) is not None:
+            crashed(fault)
+
+    task.add_done_callback(ended)
+    return task
 
 
 Build = Callable[[Frame], Application]

@@ -48,6 +48,16 @@ async def test_b13_a_prefill_lost_after_its_last_write_does_not_cut_the_stream(r
         assert answer.text == "t0 t1 t2 " and answer.completed.state == pb.REQUEST_STATE_FINISHED
 
 
+async def test_b17_a_router_that_is_started_again_is_another_router_to_the_store(redis_url: str, cell: str) -> None:
+    """Else it would keep the lease of its dead self alive, and nobody would ever reap what that one left."""
+    names = set()
+    for number in range(2):
+        async with router_world(redis_url, cell) as world:
+            await world.client.generate(request(f"r{number}"))
+            names.add((await world.client.get(f"r{number}")).router)
+    assert len(names) == 2 and all(name.startswith("router-0@") for name in names)
+
+
 async def test_b09_a_cancel_after_a_prefill_that_was_lost_too_late_reaches_the_member(redis_url: str, cell: str) -> None:
     async with lost_too_late(redis_url, cell) as (world, running):
         answer = await world.client.cancel("r1", wait=True)
