@@ -10,6 +10,7 @@ CODE   := lifecycle telemetry rpc text models engine kv_transfer member prefill_
 # Random walks through the pure parts and the store's scripts, each compared with a plain model of it.
 MODELS := $(wildcard tests/unit/test_*_model.py tests/unit/test_grants_*.py tests/contract/test_*_model.py)
 ROUNDS ?= 3
+SEED   ?= 1
 # One thread for each engine: two members share a small machine best that way.
 export OMP_NUM_THREADS ?= 1
 
@@ -31,9 +32,9 @@ model: $(STAMP)
 demo: $(STAMP) ## serve the default model with one prefill and one decode member, stream one answer, stop
 	@$(BIN)/tandem demo
 
-test: model ## all tests
+test: model ## all tests but the rounds of chaos
 	@echo "==> tests"
-	@$(BIN)/python -m pytest tests $(ARGS)
+	@$(BIN)/python -m pytest tests -m 'not chaos' $(ARGS)
 
 check: $(STAMP) ## format, lint, types, imports, ports
 	@echo "==> ruff format";  $(BIN)/ruff format --check .
@@ -55,8 +56,8 @@ sim: $(STAMP) ## ROUNDS random walks through allocator, grants, schedulers, sequ
 	  echo "==> round $$round of $(ROUNDS)"; $(BIN)/python -m pytest $(MODELS) --hypothesis-seed=random $(ARGS) || exit 1; \
 	done
 
-chaos: model ## tests that kill real processes
-	@$(BIN)/python -m pytest tests -m chaos $(ARGS)
+chaos: model ## ROUNDS rounds in which a member is killed or stopped while requests run; SEED chooses which
+	@ROUNDS=$(ROUNDS) SEED=$(SEED) $(BIN)/python -m pytest tests -m chaos -s $(ARGS)
 
 bench: model ## time to first token, inter-token, tokens a second, hand-over; split against aggregated
 	@$(BIN)/python -m bench $(ARGS)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from models import DEFAULT_MODEL, Tokenizer, load_tokenizer
+from models import DEFAULT_MODEL
 from tandem_cli.cell import Cell, CellOptions, running_cell
 from tests.otlp_collector import OtlpCollector, collecting
 from tests.reference import default_model
@@ -28,7 +28,7 @@ def cell_of(**options: object) -> Iterator[Cell]:
         ("prefill", f"--max-step-tokens={STEP_TOKENS}"),
         *options.pop("extra", ()),
     )
-    settings = {"model": DEFAULT_MODEL, "listen": "127.0.0.1:0", "kv_tokens": 32_768, "log_level": "warning", "extra": extra}
+    settings = {"model": DEFAULT_MODEL, "listen": "127.0.0.1:0", "kv_tokens": 16_384, "log_level": "warning", "extra": extra}
     with (
         tempfile.TemporaryDirectory(prefix="tandem-e2e-") as folder,
         running_cell(CellOptions(**{**settings, **options}), Path(folder)) as cell,
@@ -43,7 +43,7 @@ def f32_cell() -> Iterator[Cell]:
         yield cell
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def bf16_cell() -> Iterator[Cell]:
     """One router, one prefill and one decode member in bfloat16."""
     with cell_of(dtype="bfloat16") as cell:
@@ -65,9 +65,3 @@ def observed() -> Iterator[Observed]:
         environment.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")  # milliseconds: nobody wants to wait for the usual 5 s
         with cell_of(otlp_endpoint=collector.endpoint, log_level="debug") as cell:
             yield Observed(cell, collector)
-
-
-@pytest.fixture(scope="session")
-def tokenizer() -> Tokenizer:
-    """The default model's tokenizer."""
-    return load_tokenizer(default_model())
