@@ -63,5 +63,5 @@ def observed() -> Iterator[Observed]:
     """One router, one prefill and one decode member."""
     with pytest.MonkeyPatch.context() as environment, collecting() as collector:
         environment.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")  # milliseconds: nobody wants to wait for the usual 5 s
-        with cell_of(otlp_endpoint=collector.endpoint, log_level="debug") as cell:
+        with cell_of(otlp_endpoint=collector.endpoint, log_level="debug", kv_tokens=4096) as cell:
             yield Observed(cell, collector)

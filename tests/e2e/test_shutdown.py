@@ -19,6 +19,8 @@ from tests.waiting import until
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 EXIT_S = 20.0
+#: Pages for a few requests: these cells live beside those that all tests share.
+KV_TOKENS = 4096
 #: Output tokens that take a moment, and more than any drain lasts.
 SHORT, LONG = 60, 1000
 
@@ -67,7 +69,7 @@ async def until_members(stub: pb_grpc.InferenceServiceStub, wanted: tuple[int, i
 
 async def test_b41_a_decode_member_finishes_its_streams_and_the_other_takes_the_new_ones(tokenizer: Tokenizer) -> None:
     prompt = tokenizer.encode("The member leaves, the stream stays:")
-    with cell_of(decode_members=2) as cell:
+    with cell_of(decode_members=2, kv_tokens=KV_TOKENS) as cell:
         async with stub_of(cell) as stub:
             request = greedy_request(prompt, SHORT)
             call = stub.Generate(request, timeout=60)
@@ -95,7 +97,7 @@ async def test_b41_a_decode_member_finishes_its_streams_and_the_other_takes_the_
 
 async def test_b41_prefill_finishes_its_prompts_and_decode_ends_what_outlives_its_budget(tokenizer: Tokenizer) -> None:
     long_prompt = tokenizer.encode("again and " * 600)[:900]
-    with cell_of(extra=(("decode", "--drain-timeout-s=2"), ("decode", "--context-tokens=2048"))) as cell:
+    with cell_of(kv_tokens=KV_TOKENS, extra=(("decode", "--drain-timeout-s=2"), ("decode", "--context-tokens=2048"))) as cell:
         (prefill,), (decode,) = cell.prefill, cell.decode
         async with stub_of(cell) as stub:
             outliving = stub.Generate(greedy_request(long_prompt[:5], LONG), timeout=60)
@@ -126,7 +128,8 @@ async def test_b41_prefill_finishes_its_prompts_and_decode_ends_what_outlives_it
 
 async def test_b41_a_router_finishes_its_streams_and_ends_what_outlives_its_budget(tokenizer: Tokenizer) -> None:
     prompt = tokenizer.encode("The router leaves:")
-    with cell_of(routers=2, extra=(("router", "--drain-timeout-s=3"), ("decode", "--context-tokens=2048"))) as cell:
+    extra = (("router", "--drain-timeout-s=3"), ("decode", "--context-tokens=2048"))
+    with cell_of(routers=2, kv_tokens=KV_TOKENS, extra=extra) as cell:
         first, second = cell.routers
         async with stub_of(cell, 0) as stub, stub_of(cell, 1) as other:
             running = stub.Generate(greedy_request(prompt, SHORT), timeout=60)
