@@ -1,4 +1,7 @@
-"""Models from the Hugging Face hub, for those who can reach it. Files land in the cache folder's own hub cache."""
+"""Models from the Hugging Face hub, for those who can reach it. Files land in the cache folder's own hub cache.
+
+The library is imported where it is used: it takes longer than all else that a short command imports from here.
+"""
 
 import os
 import re
@@ -7,10 +10,6 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import DryRunError, GatedRepoError, HFValidationError, RepositoryNotFoundError
-from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from models.errors import PullFailed
 from models.ref import PullProgress, Report
@@ -36,6 +35,9 @@ def hub_folder(cache: Path) -> Path:
 
 def local_snapshot(name: str, cache: Path) -> Path | None:
     """The folder of a model that was pulled before; None when it was not. Never asks the network."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError
+
     try:
         path = snapshot_download(
             name,
@@ -61,6 +63,9 @@ def pull_hub(name: str, cache: Path, report: Report, endpoint: str | None = None
 
     `endpoint` is another hub than the library's own setting (HF_ENDPOINT).
     """
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
     report(PullProgress("asking the hub", 0, None))
     disable_progress_bars()
     source = _Source(name, hub_folder(cache), endpoint)
@@ -72,6 +77,8 @@ def pull_hub(name: str, cache: Path, report: Report, endpoint: str | None = None
 
 def _failure(name: str, error: Exception) -> PullFailed:
     """What to tell a person. The library wraps the reason when it was asking for sizes only."""
+    from huggingface_hub.errors import DryRunError, GatedRepoError, RepositoryNotFoundError
+
     reason = error.__cause__ if isinstance(error, DryRunError) and error.__cause__ is not None else error
     if isinstance(reason, GatedRepoError):
         return PullFailed(f"{name} asks for consent on its hub page. Give it there, then run hf auth login and pull again.")
@@ -93,6 +100,8 @@ class _Source:
 
     def total_bytes(self) -> int:
         """Size of all files that make the model, present or not."""
+        from huggingface_hub import snapshot_download
+
         files = snapshot_download(
             self.name,
             cache_dir=self.folder,
@@ -120,6 +129,8 @@ class _Source:
         return outcome.result()
 
     def _fetch(self, outcome: Future[Path]) -> None:
+        from huggingface_hub import snapshot_download
+
         try:
             path = snapshot_download(
                 self.name,
