@@ -1,0 +1,74 @@
+"""The flags of a cell's processes are settings that they have, and their stop budgets fit their drains."""
+
+import socket
+import subprocess
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from decode_svc.config import DecodeSettings
+from prefill_svc.config import PrefillSettings
+from router.config import RouterSettings
+from rpc.settings import load_settings
+from tandem_cli import cell
+from tandem_cli.cell import BadOption, CellOptions, check_listen, parse_setting
+from tandem_cli.supervisor import CellFailed, Child, StopOrder
+
+OPTIONS = CellOptions("m", kv_tokens=1000, context_tokens=512, extra=(("decode", "--max-step-tokens=99"),))
+KINDS = {"prefill": PrefillSettings, "decode": DecodeSettings}
+
+
+@pytest.mark.parametrize("role", KINDS)
+def test_flags_of_members_are_their_settings(role: str) -> None:
+    module, *argv = cell._member_argv(role, 3, OPTIONS)
+    settings = load_settings(KINDS[role], argv, {})
+    assert module == f"{role}_svc" and settings.name == f"{role}-3"
+    assert (settings.total_pages - 1) * settings.page_tokens >= 1000
+    assert settings.context_tokens == 512
+    assert (settings.max_step_tokens == 99) == (role == "decode")
+    fits(settings, cell.MEMBER_STOP)
+
+
+def test_flags_of_routers_are_their_settings() -> None:
+    process = subprocess.Popen(["true"])
+    process.wait()
+    decode = Child("decode-0", process, Path(), -1, cell.MEMBER_STOP, {"address": "127.0.0.1:1"})
+    module, *argv = cell._router_argv(0, OPTIONS, "unix:///s", {"prefill": (), "decode": (decode,)})
+    settings = load_settings(RouterSettings, argv, {})
+    assert module == "router" and settings.prefill_targets == () and settings.reflection
+    assert settings.decode == ("127.0.0.1:1",)
+    assert settings.listen == "127.0.0.1:50051"
+    fits(settings, cell.ROUTER_STOP)
+
+
+def fits(settings: msgspec.Struct, stop: StopOrder) -> None:
+    """A process is killed only when it did not keep its own budget."""
+    assert stop.budget_s >= settings.drain_timeout_s + cell.CLOSE_MARGIN_S
+
+
+def test_routers_stop_first_and_the_store_last() -> None:
+    assert cell.ROUTER_STOP.rank < cell.MEMBER_STOP.rank < cell.STORE_STOP.rank
+
+
+def test_set_names_a_role_and_a_setting() -> None:
+    assert parse_setting("prefill.max_step_tokens=128") == ("prefill", "--max-step-tokens=128")
+    assert parse_setting("router.cell=a=b") == ("router", "--cell=a=b")
+    for wrong in ("x", "store.memory_mib=3", "prefill.Max=1", "prefill.=1", "prefill.x"):
+        with pytest.raises(BadOption, match=r"ROLE\.SETTING=VALUE"):
+            parse_setting(wrong)
+
+
+@pytest.mark.parametrize("listen", ["", "50051", ":50051", "localhost", "localhost:x", "localhost:65536", "localhost:-1"])
+def test_listen_is_host_and_port(listen: str) -> None:
+    with pytest.raises(BadOption, match="host:port"):
+        check_listen(listen)
+
+
+def test_a_taken_port_is_told() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        with pytest.raises(CellFailed, match=r"Address already in use\. Stop what listens there"):
+            check_listen(f"127.0.0.1:{taken.getsockname()[1]}")
+        free = taken.getsockname()[1]
+    check_listen(f"127.0.0.1:{free}")
+    check_listen("[::1]:0")
