@@ -11,6 +11,7 @@ CODE   := lifecycle telemetry rpc text models engine kv_transfer member prefill_
 MODELS := $(wildcard tests/unit/test_*_model.py tests/unit/test_grants_*.py tests/contract/test_*_model.py)
 ROUNDS ?= 3
 SEED   ?= 1
+SEED   ?= 1
 # One thread for each engine: two members share a small machine best that way.
 export OMP_NUM_THREADS ?= 1
 

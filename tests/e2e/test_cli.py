@@ -250,14 +250,12 @@ async def test_up_serves_and_stops_cleanly_on_sigterm() -> None:
         assert await cell.nothing_left()
 
 
-@pytest.mark.chaos
 async def test_nothing_outlives_a_killed_up() -> None:
     async with up("--prefill", "0") as cell:
         cell.process.kill()
         await until(cell.nothing_left, 30.0, "every process and folder gone")
 
 
-@pytest.mark.chaos
 async def test_up_names_the_process_that_died_and_stops_the_others() -> None:
     async with up("--prefill", "0") as cell:
         os.kill(cell.pids["decode-0"], signal.SIGKILL)
