@@ -20,6 +20,10 @@ AT_ONCE = StopOrder(0, READY_S)
 MODULE = "tests.unit.cli_child"
 
 
+def exists(folder: str) -> bool:
+    return os.path.isdir(folder)
+
+
 def test_a_stop_goes_by_rank_and_kills_what_does_not_end(tmp_path: Path) -> None:
     said = tmp_path / "said"
     seen: list[str] = []
@@ -100,11 +104,11 @@ async def test_the_folder_goes_with_the_last_process_that_holds_its_lifeline() -
     assert process.stdin is not None and process.stdout is not None
     folder = (await asyncio.wait_for(process.stdout.readline(), READY_S)).decode().strip()
     assert await asyncio.wait_for(process.wait(), READY_S) == -signal.SIGKILL
-    assert os.path.isdir(folder)
+    assert exists(folder)
     process.stdin.close()
 
     async def gone() -> bool:
-        return not os.path.exists(folder)
+        return not exists(folder)
 
     await until(gone, READY_S, "the folder gone")
 
