@@ -27,6 +27,10 @@ class Limits:
     so_reuseport: bool = False
 
 
+#: gRPC would send calls through the proxy that http_proxy names, even those to this machine.
+NO_PROXY = ("grpc.enable_http_proxy", 0)
+
+
 def server_options(limits: Limits | None = None) -> Options:
     """Options of a server.
 
@@ -71,6 +75,7 @@ def internal_client_options(receive_max_bytes: int = RECEIVE_MAX_BYTES) -> Optio
         ("grpc.max_reconnect_backoff_ms", 2_000),
         # A failed call is repaired by the route, which knows what may be repeated.
         ("grpc.enable_retries", 0),
+        NO_PROXY,
     ]
 
 
@@ -81,6 +86,7 @@ def client_options(receive_max_bytes: int = RECEIVE_MAX_BYTES) -> Options:
         ("grpc.max_send_message_length", -1),
         ("grpc.keepalive_time_ms", 60_000),
         ("grpc.keepalive_timeout_ms", 20_000),
+        NO_PROXY,
     ]
 
 

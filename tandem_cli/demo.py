@@ -3,6 +3,7 @@
 import asyncio
 import secrets
 import time
+from pathlib import Path
 from typing import Annotated
 
 import grpc.aio
@@ -10,11 +11,11 @@ import typer
 
 from models import DEFAULT_MODEL
 from tandem.v1 import inference_pb2 as pb
-from tandem_cli.cell import CellOptions
+from tandem_cli.cell import Cell, CellOptions
 from tandem_cli.client import connect, failure_of
 from tandem_cli.exits import Exit
 from tandem_cli.generate import generate
-from tandem_cli.local_cell import Teller, describe, local_cell, teller
+from tandem_cli.local_cell import Teller, describe, teller, with_local_cell
 from tandem_cli.printer import Printer
 from tandem_cli.record_view import as_dict, timeline
 
@@ -33,12 +34,16 @@ def demo(
     """Start a cell, stream the answer to one chat prompt, show timings and record, stop everything."""
     tell = teller(as_json)
     started = time.monotonic()
-    code = Exit.CANCELLED
     tell.say("starting a store, one prefill member, one decode member and a router, each a process of its own", "bold")
-    with local_cell(CellOptions(model, listen="127.0.0.1:0"), tell) as (cell, _):
-        tell.event("ready", address=cell.address, processes=[describe(child) for child in cell.processes])
+
+    def use(cell: Cell, folder: Path) -> Exit:
+        tell.event("ready", address=cell.address, logs=str(folder), processes=[describe(child) for child in cell.processes])
         tell.say(f"ready after {time.monotonic() - started:.1f} s; asking: {prompt}\n", "bold")
-        code = asyncio.run(_ask(cell.address, prompt, tell))
+        return asyncio.run(_ask(cell.address, prompt, tell))
+
+    code = with_local_cell(CellOptions(model, listen="127.0.0.1:0"), tell, use)
+    if code is None:
+        raise typer.Exit(Exit.CANCELLED)
     tell.say(f"done in {time.monotonic() - started:.1f} s; nothing is left running", "bold")
     raise typer.Exit(code)
 

@@ -1,11 +1,11 @@
-"""What `up` and `demo` share: a cell that runs while a block lasts, every failure told in a sentence."""
+"""What `up` and `demo` share: a cell that runs as long as it is used, every failure told in a sentence."""
 
 import json
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 
@@ -17,6 +17,8 @@ from tandem_cli.run_folder import run_folder
 from tandem_cli.start_view import start_view
 from tandem_cli.stop_signals import Interrupted, StopSignals
 from tandem_cli.supervisor import CellFailed, Child, Supervisor
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +44,10 @@ def teller(as_json: bool) -> Teller:
     return Teller(error_console(quiet=as_json), as_json)
 
 
-@contextmanager
-def local_cell(options: CellOptions, tell: Teller, logs: Path | None = None) -> Iterator[tuple[Cell, Path]]:
-    """A running cell and the folder of its logs. Nothing is left of it after the block, whatever ends it.
+def with_local_cell(options: CellOptions, tell: Teller, use: Callable[[Cell, Path], T], logs: Path | None = None) -> T | None:
+    """Start a cell, return what `use` makes of it and of the folder of its logs, stop it. Nothing is left, whatever happens.
 
-    Raises Failure. A stop signal ends the block quietly: that is how a cell is meant to end.
+    None when a stop signal came: that is how a cell is meant to end. Raises Failure.
     """
     serving = False
     with run_folder(logs) as folder, StopSignals() as signals:
@@ -68,13 +69,14 @@ def local_cell(options: CellOptions, tell: Teller, logs: Path | None = None) -> 
                 with nullcontext(Unseen()) if tell.as_json else start_view(tell.console) as view:
                     cell = running.enter_context(running_cell(options, folder.path, view, supervisor))
                 serving = True
-                yield cell, folder.path
+                return use(cell, folder.path)
         except BadOption as error:
             raise Failure(Exit.BAD_INPUT, str(error)) from None
         except CellFailed as error:
             raise Failure(Exit.FAILED, str(error)) from None
         except Interrupted as signal:
             tell.say(f"stopped by {signal.name}; nothing is left running")
+            return None
         finally:
             if supervisor.killed:
                 tell.say(f"killed, because they did not end in time: {', '.join(supervisor.killed)}", "red")

@@ -2,8 +2,9 @@
 
 import time
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from rich.table import Table
@@ -12,7 +13,7 @@ from models import DEFAULT_MODEL
 from tandem_cli.cell import BadOption, Cell, CellOptions, parse_setting
 from tandem_cli.client import DEFAULT_ADDRESS
 from tandem_cli.exits import Exit, Failure
-from tandem_cli.local_cell import Teller, describe, local_cell, teller
+from tandem_cli.local_cell import Teller, describe, teller, with_local_cell
 
 #: How often the processes are looked at.
 WATCH_S = 0.2
@@ -77,11 +78,15 @@ def up(
         otlp_endpoint, log_level, extra,
     )  # fmt: skip
     tell = teller(as_json)
-    with local_cell(options, tell, logs) as (cell, folder):
-        _announce(cell, folder, tell)
-        while True:
-            cell.supervisor.check()
-            time.sleep(WATCH_S)
+    with_local_cell(options, tell, partial(_watch, tell), logs)
+
+
+def _watch(tell: Teller, cell: Cell, folder: Path) -> NoReturn:
+    """Until a signal comes or a process ends by itself."""
+    _announce(cell, folder, tell)
+    while True:
+        cell.supervisor.check()
+        time.sleep(WATCH_S)
 
 
 def _announce(cell: Cell, folder: Path, tell: Teller) -> None:

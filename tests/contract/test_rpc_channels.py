@@ -104,5 +104,6 @@ def test_options_by_purpose():
     assert internal["grpc.use_local_subchannel_pool"] == 1
     assert internal["grpc.max_receive_message_length"] == 1000
     assert "grpc.http2.bdp_probe" not in dict(client_options())
+    assert internal["grpc.enable_http_proxy"] == dict(client_options())["grpc.enable_http_proxy"] == 0
     assert dict(server_options())["grpc.so_reuseport"] == 0
     assert dict(server_options(Limits(max_concurrent_streams=7)))["grpc.max_concurrent_streams"] == 7

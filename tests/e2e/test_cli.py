@@ -238,6 +238,15 @@ async def up(*arguments: str) -> AsyncIterator[Up]:
         yield cell
 
 
+async def test_ctrl_c_ends_up_while_it_starts() -> None:
+    async with command("up", "--listen", "127.0.0.1:0") as process:
+        assert process.stderr is not None
+        await asyncio.wait_for(process.stderr.readuntil(b"loading the model: prefill-0, decode-0"), START_S)
+        process.send_signal(signal.SIGINT)
+        ended = await rest_of(process)
+    assert ended.code == Exit.OK and "stopped by Ctrl-C; nothing is left running" in ended.err and "Traceback" not in ended.err
+
+
 async def test_up_serves_and_stops_cleanly_on_sigterm() -> None:
     async with up() as cell:
         assert set(cell.pids) == {"router-0", "prefill-0", "decode-0", "store"}

@@ -86,12 +86,12 @@ def test_a_child_of_another_parent_does_not_start() -> None:
     assert done.returncode == 128 + signal.SIGTERM
 
 
-#: A supervisor that is killed; what it started reads our pipe to the end.
+#: A supervisor that is killed; what it started reads the descriptor of its argument to the end.
 KILLED = """
-import os, signal, subprocess
+import os, signal, subprocess, sys
 from tandem_cli.run_folder import run_folder
 with run_folder() as folder:
-    subprocess.Popen(["cat"], pass_fds=(folder.lifeline,))
+    subprocess.Popen(["cat"], stdin=int(sys.argv[1]), stdout=subprocess.DEVNULL, pass_fds=(folder.lifeline,))
     print(folder.path, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -99,13 +99,15 @@ with run_folder() as folder:
 
 @pytest.mark.slow
 async def test_the_folder_goes_with_the_last_process_that_holds_its_lifeline() -> None:
-    pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(sys.executable, "-c", KILLED, stdin=pipe, stdout=pipe)
-    assert process.stdin is not None and process.stdout is not None
-    folder = (await asyncio.wait_for(process.stdout.readline(), READY_S)).decode().strip()
-    assert await asyncio.wait_for(process.wait(), READY_S) == -signal.SIGKILL
-    assert exists(folder)
-    process.stdin.close()
+    reader, writer = os.pipe()
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", KILLED, str(reader), stdout=asyncio.subprocess.PIPE, pass_fds=(reader,)
+    )
+    os.close(reader)
+    said, _ = await asyncio.wait_for(process.communicate(), READY_S)
+    folder = said.decode().strip()
+    assert process.returncode == -signal.SIGKILL and exists(folder)
+    os.close(writer)
 
     async def gone() -> bool:
         return not exists(folder)
