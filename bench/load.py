@@ -32,6 +32,8 @@ class Workload:
             sampling=pb.SamplingParams(temperature=0.0),
             stop=pb.StopParams(ignore_eos=True),
             max_output_tokens=self.output_tokens,
+            # Answers to random tokens are not always text.
+            utf8_policy=pb.UTF8_POLICY_DROP,
         )
 
 

@@ -296,7 +296,7 @@ class Scheduler:
     # tokens
 
     def _choose(self, seat: Seat, token: int | None, now: float) -> None:
-        """The order of decode_loop.md: what ends the seat comes first and throws the token away."""
+        """What ends the seat comes first and throws the token away; then the order of a token (engine.sequence)."""
         if seat.ending is None and now >= seat.expires_at:
             seat.ending = seat.expired(now)
         if seat.ending is None and token is None:

@@ -33,7 +33,7 @@ class PlainLinears:
 
 class OneDnnLinears:
     """oneDNN's packed weights. Measured on AVX-512 bf16 without AMX: 1.3 to 1.8 times faster than the plain product at 1 to 32
-    rows in bfloat16, 2 to 2.4 times at all sizes in float32; engine_notes.md has the figures for AMX."""
+    rows in bfloat16, 2 to 2.4 times at all sizes in float32."""
 
     def __init__(self) -> None:
         self._reorder = torch.ops.mkldnn._reorder_linear_weight.default

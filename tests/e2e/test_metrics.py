@@ -24,7 +24,7 @@ PAGE_BYTES = PAGE_TOKENS * 2 * 30 * 3 * 64 * 4
 LOGITS_BYTES = 49_152 * 4
 SCRAPE_S = 5.0
 
-#: Everything of operations.md that has a source by now, without the prefix.
+#: Every metric that a cell in use must show, without the prefix.
 ROUTER = {
     *("router_requests_total", "router_refusals_total", "router_tokens_total", "router_goodput_requests_total"),
     *("router_queued_requests", "router_oldest_queued_seconds", "router_queued_prompt_tokens", "router_running_requests"),
