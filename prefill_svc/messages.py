@@ -57,10 +57,15 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """The transfer thread is done with these pushes. post_s: seconds it spent posting them."""
+    """The transfer thread is done with these pushes.
+
+    post_s: seconds it spent posting them. done_at: when it saw them done, in monotonic seconds; the engine thread learns of
+    it later, at the end of its step.
+    """
 
     results: tuple[PushResult, ...]
     post_s: float
+    done_at: float
 
 
 @dataclass(frozen=True, slots=True)

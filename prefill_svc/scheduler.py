@@ -231,7 +231,7 @@ class PrefillScheduler:
             part_sent = job.submit.plan.parts[part]
             if isinstance(part_sent, PagePart):
                 self._pools[part_sent.group].unpin(str(result.push_id))
-            job.last_done_at = now
+            job.last_done_at = max(job.last_done_at, pushed.done_at)
             job.post_s += pushed.post_s / len(pushed.results)
             if not result.ok and not job.detail:
                 job.detail = f"{result.cause}: {result.detail}"

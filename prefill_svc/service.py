@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -190,7 +191,7 @@ class PrefillService:
     def _pushed(self, results: list[PushResult]) -> None:
         spent_s = self._pump.statistics().post_seconds if self._pump else 0.0
         post_s, self._post_s = max(0.0, spent_s - self._post_s), spent_s
-        self._inbox.put_always(m.Pushed(tuple(results), post_s))
+        self._inbox.put_always(m.Pushed(tuple(results), post_s, time.monotonic()))
         for result in results:
             if not result.ok:
                 self._metrics.push_failures.inc(1, result.cause)

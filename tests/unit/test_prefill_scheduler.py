@@ -71,7 +71,7 @@ def pushed(target: PrefillScheduler, now: float, ok: bool = True) -> int:
     """Let every write that was given out end."""
     results = tuple(PushResult(push.push_id, ok, "" if ok else "transport_error") for push in target.take_transfers().pushes)
     if results:
-        target.accept([m.Pushed(results, 0.001)], now)
+        target.accept([m.Pushed(results, 0.001, now)], now)
     return len(results)
 
 
@@ -99,12 +99,12 @@ def test_a_prompt_is_computed_in_chunks_and_each_complete_page_is_sent_while_it_
     rest = target.take_transfers().pushes
     assert [push.size_bytes for push in rest] == [2 * PAGE_BYTES, ROW_BYTES]
     assert step(target, 0.4) is None
-    target.accept([m.Pushed(tuple(PushResult(push.push_id, True) for push in [*rest, *first]), 0.004)], 0.5)
+    target.accept([m.Pushed(tuple(PushResult(push.push_id, True) for push in [*rest, *first]), 0.004, 0.45)], 0.5)
     outputs = target.take_outputs()
     assert [type(output).__name__ for output in outputs] == ["Accepted", "Progress", "Progress", "Progress", "Committed"]
     figures = outputs[-1].figures
     assert figures.queue_s == pytest.approx(0.1) and figures.compute_s == pytest.approx(0.21)
-    assert figures.exposed_s == pytest.approx(0.19) and figures.handover_s == pytest.approx(0.29)
+    assert figures.exposed_s == pytest.approx(0.14) and figures.handover_s == pytest.approx(0.24)
     assert figures.sent_bytes == 6 * PAGE_BYTES + ROW_BYTES and figures.post_s == pytest.approx(0.004)
     at_rest(target)
 
@@ -182,7 +182,7 @@ def test_abandon_stops_before_the_next_chunk_and_keeps_pages_until_writes_have_e
     assert step(target, 0.4) is None
     assert target._pools[0].counts().free < target._pools[0].usable_pages
     assert "Failed" not in kinds(target)
-    target.accept([m.Pushed((PushResult(push.push_id, True),), 0.0)], 0.5)
+    target.accept([m.Pushed((PushResult(push.push_id, True),), 0.0, 0.5)], 0.5)
     assert kinds(target) == ["Failed"]
     at_rest(target)
 
@@ -196,7 +196,7 @@ def test_drain_is_answered_when_nothing_is_in_flight_and_twice_the_same() -> Non
     target.take_outputs()
     target.accept([m.Drain(f"{1:032x}", 7), m.Drain(f"{1:032x}", 8)], 0.3)
     assert kinds(target) == [] and step(target, 0.35) is None
-    target.accept([m.Pushed((PushResult(push.push_id, False, "peer_gone"),), 0.0)], 0.4)
+    target.accept([m.Pushed((PushResult(push.push_id, False, "peer_gone"),), 0.0, 0.4)], 0.4)
     outputs = target.take_outputs()
     assert outputs[:2] == [m.Drained(7, False), m.Drained(8, False)]
     assert isinstance(outputs[2], m.Failed) and outputs[2].cause == m.REVOKED
@@ -221,9 +221,9 @@ def test_a_failed_write_fails_the_grant_when_all_writes_have_ended() -> None:
     step(target, 0.1)
     first, second = target.take_transfers().pushes
     target.take_outputs()
-    target.accept([m.Pushed((PushResult(first.push_id, False, "peer_gone", "reset"),), 0.0)], 0.2)
+    target.accept([m.Pushed((PushResult(first.push_id, False, "peer_gone", "reset"),), 0.0, 0.2)], 0.2)
     assert kinds(target) == []
-    target.accept([m.Pushed((PushResult(second.push_id, True),), 0.0)], 0.3)
+    target.accept([m.Pushed((PushResult(second.push_id, True),), 0.0, 0.3)], 0.3)
     (failed,) = target.take_outputs()
     assert (
         isinstance(failed, m.Failed) and failed.cause == m.TRANSFER_FAILED and "peer_gone" in failed.detail and failed.retryable
@@ -318,7 +318,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(ok=st.sampled_from([True, True, True, False]), pick=st.integers(0, 1000))
     def write_ends(self, ok: bool, pick: int) -> None:
         push_id = self.flights.pop(pick % len(self.flights))
-        self.target.accept([m.Pushed((PushResult(push_id, ok, "" if ok else "peer_gone"),), 0.0)], self.now)
+        self.target.accept([m.Pushed((PushResult(push_id, ok, "" if ok else "peer_gone"),), 0.0, self.now)], self.now)
         self.collect()
 
     @precondition(lambda self: self.submitted)
