@@ -8,16 +8,18 @@ from decode_svc.service import DecodeService, Parts
 from engine.runner import ModelRunner
 from kv_transfer.nixl import NixlReceiver
 from member.process import run_member
-from member.transport import prepare_transport
+from member.transport import prepare_or_exit
 from rpc.application import Frame
 from rpc.settings import load_or_exit
 from text.tokenizer import Tokenizer
 
+PROG = "python -m decode_svc"
+
 
 def main() -> int:
     """Runs until a signal; returns the exit code."""
-    settings = load_or_exit(DecodeSettings, prog="python -m decode_svc", description="A decode member of Tandem.")
-    prepare_transport(settings)
+    settings = load_or_exit(DecodeSettings, prog=PROG, description="A decode member of Tandem.")
+    prepare_or_exit(settings, PROG)
 
     def build(frame: Frame) -> DecodeService:
         ref = models.resolve(settings.model)

@@ -1,7 +1,19 @@
 """The transport that a member's settings ask for."""
 
-from kv_transfer.nixl import prepare_environment
+import sys
+
+from kv_transfer.nixl import TransportSettings, prepare_environment
 from member.config import MemberSettings
+from rpc.application import ExitCode
+
+
+def prepare_or_exit(settings: MemberSettings, prog: str) -> None:
+    """As `prepare_transport`, for a process's start: a setting that does not fit is told on stderr and ends it with 2."""
+    try:
+        prepare_transport(settings)
+    except TransportSettings as error:
+        print(f"{prog}: {error}", file=sys.stderr)
+        sys.exit(ExitCode.BAD_SETTINGS)
 
 
 def prepare_transport(settings: MemberSettings) -> None:
@@ -10,7 +22,7 @@ def prepare_transport(settings: MemberSettings) -> None:
     The memory transport works within one process only, so a process of its own cannot use it.
     """
     if settings.transport == "memory":
-        raise SystemExit("transport memory works within one process only; choose tcp or cma for a process of its own")
+        raise TransportSettings("transport memory works within one process only; choose tcp or cma for a process of its own")
     ports = None
     if settings.transfer_ports:
         low, _, high = settings.transfer_ports.partition("-")

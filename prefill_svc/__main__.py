@@ -6,17 +6,19 @@ import models
 from engine.runner import ModelRunner
 from kv_transfer.nixl import NixlSender
 from member.process import run_member
-from member.transport import prepare_transport
+from member.transport import prepare_or_exit
 from prefill_svc.config import PrefillSettings
 from prefill_svc.service import Parts, PrefillService
 from rpc.application import Frame
 from rpc.settings import load_or_exit
 
+PROG = "python -m prefill_svc"
+
 
 def main() -> int:
     """Runs until a signal; returns the exit code."""
-    settings = load_or_exit(PrefillSettings, prog="python -m prefill_svc", description="A prefill member of Tandem.")
-    prepare_transport(settings)
+    settings = load_or_exit(PrefillSettings, prog=PROG, description="A prefill member of Tandem.")
+    prepare_or_exit(settings, PROG)
 
     def build(frame: Frame) -> PrefillService:
         ref = models.resolve(settings.model)

@@ -50,6 +50,8 @@ CLOSE_S = 3.0
 
 #: host:port, [v6]:port
 _HAS_PORT = re.compile(r"^([^:]+|\[.+\]):\d{1,5}$")
+#: An IPv6 address without brackets; a port cannot follow it.
+_IS_V6 = re.compile(r"^[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*$")
 
 _LOG = logging.getLogger("serving")
 
@@ -260,6 +262,8 @@ def _bind(server: grpc.aio.Server, settings: ServerSettings) -> str:
     except RuntimeError as error:
         raise OSError(f"cannot listen on {settings.listen}: the port is taken or the host is not this machine's") from error
     advertised = settings.advertise or host
+    if _IS_V6.search(advertised):
+        advertised = f"[{advertised}]"
     return advertised if _HAS_PORT.search(advertised) else f"{advertised}:{port}"
 
 

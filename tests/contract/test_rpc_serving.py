@@ -267,7 +267,13 @@ async def test_a_taken_port_is_told():
 
 @pytest.mark.parametrize(
     ("advertise", "shown"),
-    [("pod-1", r"pod-1:\d+"), ("pod-1:99", "pod-1:99"), ("[::1]", r"\[::1\]:\d+"), ("[::1]:5", r"\[::1\]:5")],
+    [
+        ("pod-1", r"pod-1:\d+"),
+        ("pod-1:99", "pod-1:99"),
+        ("[::1]", r"\[::1\]:\d+"),
+        ("[::1]:5", r"\[::1\]:5"),
+        ("fd00::7", r"\[fd00::7\]:\d+"),
+    ],
 )
 async def test_the_address_that_others_use(advertise, shown):
     frames = []
