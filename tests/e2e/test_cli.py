@@ -25,7 +25,7 @@ RUN_S = 60.0
 START_S = 120.0
 PROMPT = "Name three rivers."
 GREEDY = ("--temperature", "0", "-n", "8")
-ENDLESS = ("--ignore-eos", "-n", "900")
+ENDLESS = ("--ignore-eos", "--temperature", "0", "-n", "900")
 #: Small and quick to start; the answers are not looked at.
 UP = ("up", "--json", "--listen", "127.0.0.1:0", "--kv-tokens", "2048", "--context-tokens", "1024")
 
@@ -169,13 +169,13 @@ async def test_a_reader_that_leaves_ends_the_request(f32_cell: Cell) -> None:
     name = fresh_id("left")
     process = await asyncio.create_subprocess_shell(
         f'"{sys.executable}" -m tandem_cli generate --address {f32_cell.address} --request-id {name} {" ".join(ENDLESS)} x '
-        "| head -c 1; exit ${PIPESTATUS[0]}",
+        "| head -c 1 | wc -c; exit ${PIPESTATUS[0]}",
         executable="/bin/bash",
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
     ended = await rest_of(process)
-    assert ended.code == Exit.PIPE_CLOSED and len(ended.out) == 1 and ended.err == ""
+    assert ended.code == Exit.PIPE_CLOSED and ended.out.strip() == "1" and ended.err == ""
     record = await record_of(f32_cell, name)
     assert record["state"] == "REQUEST_STATE_CANCELLED"
     await at_rest(f32_cell)
