@@ -1,10 +1,11 @@
 """`python -m prefill_svc`: one prefill member."""
 
 import sys
+from functools import partial
 
 import models
-from engine.runner import ModelRunner
 from kv_transfer.nixl import NixlSender
+from member.loading import load_runner
 from member.process import run_member
 from member.transport import prepare_or_exit
 from prefill_svc.config import PrefillSettings
@@ -22,18 +23,7 @@ def main() -> int:
 
     def build(frame: Frame) -> PrefillService:
         ref = models.resolve(settings.model)
-
-        def load() -> ModelRunner:
-            return ModelRunner.load(
-                ref,
-                dtype=settings.dtype,
-                page_tokens=settings.page_tokens,
-                total_pages=settings.total_pages,
-                threads=settings.engine_threads,
-                backend=settings.backend,
-            )
-
-        return PrefillService(frame, settings, Parts(load, NixlSender, ref.name))
+        return PrefillService(frame, settings, Parts(partial(load_runner, settings, ref), NixlSender, ref.name))
 
     return run_member(build, settings, "prefill")
 

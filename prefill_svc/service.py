@@ -33,6 +33,8 @@ from telemetry.prefill_metrics import PrefillGauges, PrefillMetrics
 
 SERVICE_NAME = "tandem.pools.v1.PrefillService"
 ENGINE_STOP_S = 5.0
+#: Longest wait for a recount: a step runs meanwhile.
+CHECK_S = 30.0
 QUEUE_FULL = "queue_full"
 _IDLE = SchedulerStatistics(0, 0, 0, 0, 0, 0, 0, 0, PageCounts(0, 0, 0, 0, 0, 0, 0))
 
@@ -129,7 +131,8 @@ class PrefillService:
         answer = self._recounts[asker] = self._loop.create_future()
         try:
             self._inbox.put_always(m.Recount(asker))  # bounded by the calls that wait for an answer
-            found = await answer
+            async with asyncio.timeout(CHECK_S):
+                found = await answer
         finally:
             del self._recounts[asker]
         books = {**found.books, "calls": self._servicer.open_calls}

@@ -22,6 +22,8 @@ from telemetry.tracing import MAX_EVENTS, SpanEvent, Tracing, unix_seconds
 _LOG = logging.getLogger("prefill")
 
 RETRY_AFTER_S = 0.2
+#: Longest wait for the writes of one grant to end; whoever asked may ask again.
+DRAIN_S = 15.0
 #: Causes that are nobody's failure: the request ended, and its prefill with it.
 NOT_WANTED = frozenset({m.ABANDONED, m.REVOKED})
 
@@ -142,7 +144,10 @@ class PrefillServicer(pb_grpc.PrefillServiceServicer):
         answer = self._answers[asker] = asyncio.get_running_loop().create_future()
         try:
             self._inbox.put_nowait(m.Drain(bytes(request.grant_id).hex(), asker))
-            drained = await answer
+            async with asyncio.timeout(DRAIN_S):
+                drained = await answer
+        except TimeoutError:
+            await abort(context, unavailable(f"{self._identity.member} still writes into the grant", "STILL_WRITING"))
         except InboxFull as error:
             await abort(context, unavailable(f"{self._identity.member}: {error}", "INBOX_FULL", retry_after_s=RETRY_AFTER_S))
         finally:

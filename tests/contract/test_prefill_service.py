@@ -188,8 +188,9 @@ async def test_many_prompts_at_once_are_packed_and_each_lands_in_its_own_pages()
         grants = [world.reader.offer(prompt, world.frame.incarnation, row=n % 4) for n, prompt in enumerate(prompts)]
         requests = [world.request(prompt, grant) for prompt, grant in zip(prompts, grants, strict=True)]
         world.runner.gate.hold()
-        calls = [asyncio.create_task(world.prefill(request)) for request in requests]
+        calls = [asyncio.create_task(world.prefill(requests[0]))]
         await world.runner.gate.entered(1)
+        calls += [asyncio.create_task(world.prefill(request)) for request in requests[1:]]
         await world.commands_wait(1)
         world.runner.gate.release()
         ends = await asyncio.gather(*calls)
@@ -320,16 +321,11 @@ async def test_shutting_down_finishes_what_runs_and_refuses_new_work() -> None:
         await world.runner.gate.entered(1)
         world.ended = True
         draining = asyncio.create_task(world.process.drain())
-        world.runner.gate.step()
-
-        async def refused() -> bool:
-            events = await world.prefill(world.request(prompt, late))
-            assert kinds(events)[-1] == "failed"
-            return events[-1].failed.cause in ("draining", "queue_full")
-
-        waiting = asyncio.create_task(until(refused, WAIT_S, "new work is refused"))
+        await world.commands_wait(1)  # the member was told to close
+        refused = asyncio.create_task(world.prefill(world.request(prompt, late)))
+        await world.commands_wait(2)
         world.runner.gate.release()
         assert kinds(await running)[-1] == "committed"
+        (event,) = await refused
+        assert event.failed.cause == "draining" and event.failed.retryable
         assert await draining == 0
-        waiting.cancel()
-        await asyncio.gather(waiting, return_exceptions=True)
