@@ -16,12 +16,26 @@ class OutputMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     OUTPUT_MODE_UNSPECIFIED: _ClassVar[OutputMode]
     OUTPUT_MODE_DELTA: _ClassVar[OutputMode]
     OUTPUT_MODE_FINAL_ONLY: _ClassVar[OutputMode]
+    OUTPUT_MODE_CUMULATIVE: _ClassVar[OutputMode]
 
 class Utf8Policy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     UTF8_POLICY_UNSPECIFIED: _ClassVar[Utf8Policy]
     UTF8_POLICY_ERROR: _ClassVar[Utf8Policy]
     UTF8_POLICY_DROP: _ClassVar[Utf8Policy]
+
+class OnDisconnect(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ON_DISCONNECT_UNSPECIFIED: _ClassVar[OnDisconnect]
+    ON_DISCONNECT_CANCEL: _ClassVar[OnDisconnect]
+    ON_DISCONNECT_DETACH: _ClassVar[OnDisconnect]
+
+class SlowReader(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SLOW_READER_UNSPECIFIED: _ClassVar[SlowReader]
+    SLOW_READER_PAUSE: _ClassVar[SlowReader]
+    SLOW_READER_COALESCE: _ClassVar[SlowReader]
+    SLOW_READER_FAIL: _ClassVar[SlowReader]
 
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -61,9 +75,17 @@ class CancelOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
 OUTPUT_MODE_UNSPECIFIED: OutputMode
 OUTPUT_MODE_DELTA: OutputMode
 OUTPUT_MODE_FINAL_ONLY: OutputMode
+OUTPUT_MODE_CUMULATIVE: OutputMode
 UTF8_POLICY_UNSPECIFIED: Utf8Policy
 UTF8_POLICY_ERROR: Utf8Policy
 UTF8_POLICY_DROP: Utf8Policy
+ON_DISCONNECT_UNSPECIFIED: OnDisconnect
+ON_DISCONNECT_CANCEL: OnDisconnect
+ON_DISCONNECT_DETACH: OnDisconnect
+SLOW_READER_UNSPECIFIED: SlowReader
+SLOW_READER_PAUSE: SlowReader
+SLOW_READER_COALESCE: SlowReader
+SLOW_READER_FAIL: SlowReader
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_EOS: FinishReason
 FINISH_REASON_STOP_TOKEN: FinishReason
@@ -93,7 +115,7 @@ CANCEL_OUTCOME_ACCEPTED: CancelOutcome
 CANCEL_OUTCOME_ALREADY_ENDED: CancelOutcome
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "model", "text", "tokens", "chat", "sampling", "stop", "max_output_tokens", "output_mode", "deadlines", "priority", "utf8_policy")
+    __slots__ = ("request_id", "model", "text", "tokens", "chat", "sampling", "stop", "max_output_tokens", "output_mode", "deadlines", "priority", "utf8_policy", "on_disconnect", "detach_timeout", "slow_reader", "log_probabilities", "echo_prompt", "grammar")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -106,6 +128,12 @@ class GenerateRequest(_message.Message):
     DEADLINES_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     UTF8_POLICY_FIELD_NUMBER: _ClassVar[int]
+    ON_DISCONNECT_FIELD_NUMBER: _ClassVar[int]
+    DETACH_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    SLOW_READER_FIELD_NUMBER: _ClassVar[int]
+    LOG_PROBABILITIES_FIELD_NUMBER: _ClassVar[int]
+    ECHO_PROMPT_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     text: str
@@ -118,7 +146,37 @@ class GenerateRequest(_message.Message):
     deadlines: Deadlines
     priority: int
     utf8_policy: Utf8Policy
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., tokens: _Optional[_Union[TokenPrompt, _Mapping]] = ..., chat: _Optional[_Union[ChatPrompt, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., stop: _Optional[_Union[StopParams, _Mapping]] = ..., max_output_tokens: _Optional[int] = ..., output_mode: _Optional[_Union[OutputMode, str]] = ..., deadlines: _Optional[_Union[Deadlines, _Mapping]] = ..., priority: _Optional[int] = ..., utf8_policy: _Optional[_Union[Utf8Policy, str]] = ...) -> None: ...
+    on_disconnect: OnDisconnect
+    detach_timeout: _duration_pb2.Duration
+    slow_reader: SlowReader
+    log_probabilities: LogProbabilityParams
+    echo_prompt: bool
+    grammar: Grammar
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., tokens: _Optional[_Union[TokenPrompt, _Mapping]] = ..., chat: _Optional[_Union[ChatPrompt, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., stop: _Optional[_Union[StopParams, _Mapping]] = ..., max_output_tokens: _Optional[int] = ..., output_mode: _Optional[_Union[OutputMode, str]] = ..., deadlines: _Optional[_Union[Deadlines, _Mapping]] = ..., priority: _Optional[int] = ..., utf8_policy: _Optional[_Union[Utf8Policy, str]] = ..., on_disconnect: _Optional[_Union[OnDisconnect, str]] = ..., detach_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., slow_reader: _Optional[_Union[SlowReader, str]] = ..., log_probabilities: _Optional[_Union[LogProbabilityParams, _Mapping]] = ..., echo_prompt: _Optional[bool] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ...) -> None: ...
+
+class LogProbabilityParams(_message.Message):
+    __slots__ = ("top", "prompt")
+    TOP_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    top: int
+    prompt: bool
+    def __init__(self, top: _Optional[int] = ..., prompt: _Optional[bool] = ...) -> None: ...
+
+class Grammar(_message.Message):
+    __slots__ = ("json_schema", "regex", "ebnf", "json_object")
+    JSON_SCHEMA_FIELD_NUMBER: _ClassVar[int]
+    REGEX_FIELD_NUMBER: _ClassVar[int]
+    EBNF_FIELD_NUMBER: _ClassVar[int]
+    JSON_OBJECT_FIELD_NUMBER: _ClassVar[int]
+    json_schema: str
+    regex: str
+    ebnf: str
+    json_object: JsonObject
+    def __init__(self, json_schema: _Optional[str] = ..., regex: _Optional[str] = ..., ebnf: _Optional[str] = ..., json_object: _Optional[_Union[JsonObject, _Mapping]] = ...) -> None: ...
+
+class JsonObject(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class TokenPrompt(_message.Message):
     __slots__ = ("ids",)
@@ -196,16 +254,18 @@ class Deadlines(_message.Message):
     def __init__(self, queue: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., first_token: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., inter_token: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., overall: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("sequence_no", "started", "delta", "completed")
+    __slots__ = ("sequence_no", "started", "delta", "completed", "prompt")
     SEQUENCE_NO_FIELD_NUMBER: _ClassVar[int]
     STARTED_FIELD_NUMBER: _ClassVar[int]
     DELTA_FIELD_NUMBER: _ClassVar[int]
     COMPLETED_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
     sequence_no: int
     started: Started
     delta: Delta
     completed: Completed
-    def __init__(self, sequence_no: _Optional[int] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., delta: _Optional[_Union[Delta, _Mapping]] = ..., completed: _Optional[_Union[Completed, _Mapping]] = ...) -> None: ...
+    prompt: Prompt
+    def __init__(self, sequence_no: _Optional[int] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., delta: _Optional[_Union[Delta, _Mapping]] = ..., completed: _Optional[_Union[Completed, _Mapping]] = ..., prompt: _Optional[_Union[Prompt, _Mapping]] = ...) -> None: ...
 
 class Started(_message.Message):
     __slots__ = ("request_id", "model", "model_snapshot", "seed", "prompt_tokens", "max_output_tokens")
@@ -223,16 +283,44 @@ class Started(_message.Message):
     max_output_tokens: int
     def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., model_snapshot: _Optional[str] = ..., seed: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., max_output_tokens: _Optional[int] = ...) -> None: ...
 
-class Delta(_message.Message):
-    __slots__ = ("text", "token_ids")
+class Prompt(_message.Message):
+    __slots__ = ("text", "token_ids", "log_probabilities")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOG_PROBABILITIES_FIELD_NUMBER: _ClassVar[int]
     text: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    log_probabilities: _containers.RepeatedCompositeFieldContainer[TokenLogProbability]
+    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., log_probabilities: _Optional[_Iterable[_Union[TokenLogProbability, _Mapping]]] = ...) -> None: ...
+
+class Delta(_message.Message):
+    __slots__ = ("text", "token_ids", "log_probabilities", "cumulative")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOG_PROBABILITIES_FIELD_NUMBER: _ClassVar[int]
+    CUMULATIVE_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    log_probabilities: _containers.RepeatedCompositeFieldContainer[TokenLogProbability]
+    cumulative: bool
+    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., log_probabilities: _Optional[_Iterable[_Union[TokenLogProbability, _Mapping]]] = ..., cumulative: _Optional[bool] = ...) -> None: ...
+
+class TokenLogProbability(_message.Message):
+    __slots__ = ("log_probability", "token", "top_token_ids", "top_log_probabilities", "top_tokens")
+    LOG_PROBABILITY_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    TOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOG_PROBABILITIES_FIELD_NUMBER: _ClassVar[int]
+    TOP_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    log_probability: float
+    token: bytes
+    top_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    top_log_probabilities: _containers.RepeatedScalarFieldContainer[float]
+    top_tokens: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, log_probability: _Optional[float] = ..., token: _Optional[bytes] = ..., top_token_ids: _Optional[_Iterable[int]] = ..., top_log_probabilities: _Optional[_Iterable[float]] = ..., top_tokens: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Completed(_message.Message):
-    __slots__ = ("finish_reason", "state", "matched_stop", "matched_token_id", "usage", "timings", "text", "cause")
+    __slots__ = ("finish_reason", "state", "matched_stop", "matched_token_id", "usage", "timings", "text", "cause", "token_ids", "log_probabilities")
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     MATCHED_STOP_FIELD_NUMBER: _ClassVar[int]
@@ -241,6 +329,8 @@ class Completed(_message.Message):
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     CAUSE_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOG_PROBABILITIES_FIELD_NUMBER: _ClassVar[int]
     finish_reason: FinishReason
     state: RequestState
     matched_stop: str
@@ -249,7 +339,9 @@ class Completed(_message.Message):
     timings: Timings
     text: str
     cause: str
-    def __init__(self, finish_reason: _Optional[_Union[FinishReason, str]] = ..., state: _Optional[_Union[RequestState, str]] = ..., matched_stop: _Optional[str] = ..., matched_token_id: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., text: _Optional[str] = ..., cause: _Optional[str] = ...) -> None: ...
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    log_probabilities: _containers.RepeatedCompositeFieldContainer[TokenLogProbability]
+    def __init__(self, finish_reason: _Optional[_Union[FinishReason, str]] = ..., state: _Optional[_Union[RequestState, str]] = ..., matched_stop: _Optional[str] = ..., matched_token_id: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., text: _Optional[str] = ..., cause: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., log_probabilities: _Optional[_Iterable[_Union[TokenLogProbability, _Mapping]]] = ...) -> None: ...
 
 class Usage(_message.Message):
     __slots__ = ("prompt_tokens", "cached_prompt_tokens", "selected_tokens", "processed_tokens", "returned_tokens", "billed_tokens")
@@ -295,6 +387,14 @@ class Timings(_message.Message):
     cancel_effective_s: float
     def __init__(self, queue_s: _Optional[float] = ..., prefill_queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., handover_s: _Optional[float] = ..., handover_exposed_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., stop_hold_s: _Optional[float] = ..., send_s: _Optional[float] = ..., first_token_s: _Optional[float] = ..., total_s: _Optional[float] = ..., cancel_observed_s: _Optional[float] = ..., cancel_effective_s: _Optional[float] = ...) -> None: ...
 
+class AttachRequest(_message.Message):
+    __slots__ = ("request_id", "next_sequence_no")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    NEXT_SEQUENCE_NO_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    next_sequence_no: int
+    def __init__(self, request_id: _Optional[str] = ..., next_sequence_no: _Optional[int] = ...) -> None: ...
+
 class CancelRequest(_message.Message):
     __slots__ = ("request_id", "reason", "wait")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
@@ -328,7 +428,7 @@ class GetResponse(_message.Message):
     def __init__(self, record: _Optional[_Union[RequestRecord, _Mapping]] = ...) -> None: ...
 
 class RequestRecord(_message.Message):
-    __slots__ = ("request_id", "tenant", "model", "model_snapshot", "state", "attempt", "priority", "router", "prefill_member", "decode_member", "transitions", "finish_reason", "cause", "usage", "timings", "sent_bytes", "held_bytes", "cancel_requested_at", "cancel_observed_at", "cancel_effective_at", "cancel_reason", "released", "traceparent")
+    __slots__ = ("request_id", "tenant", "model", "model_snapshot", "state", "attempt", "priority", "router", "prefill_member", "decode_member", "transitions", "finish_reason", "cause", "usage", "timings", "sent_bytes", "held_bytes", "cancel_requested_at", "cancel_observed_at", "cancel_effective_at", "cancel_reason", "released", "traceparent", "terminal_sequence_no")
     class ReleasedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -359,6 +459,7 @@ class RequestRecord(_message.Message):
     CANCEL_REASON_FIELD_NUMBER: _ClassVar[int]
     RELEASED_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    TERMINAL_SEQUENCE_NO_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     tenant: str
     model: str
@@ -382,19 +483,22 @@ class RequestRecord(_message.Message):
     cancel_reason: str
     released: _containers.ScalarMap[str, int]
     traceparent: str
-    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., model: _Optional[str] = ..., model_snapshot: _Optional[str] = ..., state: _Optional[_Union[RequestState, str]] = ..., attempt: _Optional[int] = ..., priority: _Optional[int] = ..., router: _Optional[str] = ..., prefill_member: _Optional[str] = ..., decode_member: _Optional[str] = ..., transitions: _Optional[_Iterable[_Union[Transition, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., cause: _Optional[str] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., sent_bytes: _Optional[int] = ..., held_bytes: _Optional[int] = ..., cancel_requested_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., cancel_observed_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., cancel_effective_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., cancel_reason: _Optional[str] = ..., released: _Optional[_Mapping[str, int]] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    terminal_sequence_no: int
+    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., model: _Optional[str] = ..., model_snapshot: _Optional[str] = ..., state: _Optional[_Union[RequestState, str]] = ..., attempt: _Optional[int] = ..., priority: _Optional[int] = ..., router: _Optional[str] = ..., prefill_member: _Optional[str] = ..., decode_member: _Optional[str] = ..., transitions: _Optional[_Iterable[_Union[Transition, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., cause: _Optional[str] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., sent_bytes: _Optional[int] = ..., held_bytes: _Optional[int] = ..., cancel_requested_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., cancel_observed_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., cancel_effective_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., cancel_reason: _Optional[str] = ..., released: _Optional[_Mapping[str, int]] = ..., traceparent: _Optional[str] = ..., terminal_sequence_no: _Optional[int] = ...) -> None: ...
 
 class Transition(_message.Message):
-    __slots__ = ("state", "at", "event", "attempt")
+    __slots__ = ("state", "at", "event", "attempt", "detail")
     STATE_FIELD_NUMBER: _ClassVar[int]
     AT_FIELD_NUMBER: _ClassVar[int]
     EVENT_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
     state: RequestState
     at: _timestamp_pb2.Timestamp
     event: str
     attempt: int
-    def __init__(self, state: _Optional[_Union[RequestState, str]] = ..., at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., event: _Optional[str] = ..., attempt: _Optional[int] = ...) -> None: ...
+    detail: str
+    def __init__(self, state: _Optional[_Union[RequestState, str]] = ..., at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., event: _Optional[str] = ..., attempt: _Optional[int] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class ListModelsRequest(_message.Message):
     __slots__ = ()

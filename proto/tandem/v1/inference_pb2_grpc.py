@@ -40,6 +40,11 @@ class InferenceServiceStub:
                 request_serializer=tandem_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=tandem_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.Attach = channel.unary_stream(
+                '/tandem.v1.InferenceService/Attach',
+                request_serializer=tandem_dot_v1_dot_inference__pb2.AttachRequest.SerializeToString,
+                response_deserializer=tandem_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
+                _registered_method=True)
         self.Cancel = channel.unary_unary(
                 '/tandem.v1.InferenceService/Cancel',
                 request_serializer=tandem_dot_v1_dot_inference__pb2.CancelRequest.SerializeToString,
@@ -62,7 +67,17 @@ class InferenceServiceServicer:
     """
 
     def Generate(self, request, context):
-        """Runs one request and streams its events: one Started, any number of Delta, exactly one Completed, then the status.
+        """buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
+        Runs one request and streams its events: one Started, any number of Delta, exactly one Completed, then the status.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Attach(self, request, context):
+        """Takes up the stream of a request again, through any router, from a sequence number on.
+        buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
+        buf:lint:ignore RPC_RESPONSE_STANDARD_NAME
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -95,6 +110,11 @@ def add_InferenceServiceServicer_to_server(servicer, server):
             'Generate': grpc.unary_stream_rpc_method_handler(
                     servicer.Generate,
                     request_deserializer=tandem_dot_v1_dot_inference__pb2.GenerateRequest.FromString,
+                    response_serializer=tandem_dot_v1_dot_inference__pb2.GenerateResponse.SerializeToString,
+            ),
+            'Attach': grpc.unary_stream_rpc_method_handler(
+                    servicer.Attach,
+                    request_deserializer=tandem_dot_v1_dot_inference__pb2.AttachRequest.FromString,
                     response_serializer=tandem_dot_v1_dot_inference__pb2.GenerateResponse.SerializeToString,
             ),
             'Cancel': grpc.unary_unary_rpc_method_handler(
@@ -140,6 +160,33 @@ class InferenceService:
             target,
             '/tandem.v1.InferenceService/Generate',
             tandem_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
+            tandem_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Attach(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/tandem.v1.InferenceService/Attach',
+            tandem_dot_v1_dot_inference__pb2.AttachRequest.SerializeToString,
             tandem_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
             options,
             channel_credentials,

@@ -26,7 +26,7 @@ from tandem.pools.v1 import grant_pb2 as tandem_dot_pools_dot_v1_dot_grant__pb2
 from tandem.v1 import inference_pb2 as tandem_dot_v1_dot_inference__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ctandem/pools/v1/decode.proto\x12\x0ftandem.pools.v1\x1a\x1btandem/pools/v1/grant.proto\x1a\x19tandem/v1/inference.proto\"\xa6\x01\n\rDecodeRequest\x12%\n\x04open\x18\x01 \x01(\x0b\x32\x15.tandem.pools.v1.OpenH\x00\x12-\n\x06\x63\x61ncel\x18\x02 \x01(\x0b\x32\x1b.tandem.pools.v1.CancelSeatH\x00\x12\x34\n\x0cprefill_lost\x18\x03 \x01(\x0b\x32\x1c.tandem.pools.v1.PrefillLostH\x00\x42\t\n\x07message\"\xd0\x04\n\x04Open\x12(\n\x03key\x18\x01 \x01(\x0b\x32\x1b.tandem.pools.v1.AttemptKey\x12\x16\n\x0emodel_snapshot\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x04 \x03(\r\x12+\n\x08sampling\x18\x05 \x01(\x0b\x32\x19.tandem.v1.SamplingParams\x12#\n\x04stop\x18\x06 \x01(\x0b\x32\x15.tandem.v1.StopParams\x12\x19\n\x11max_output_tokens\x18\x07 \x01(\r\x12*\n\x0boutput_mode\x18\x08 \x01(\x0e\x32\x15.tandem.v1.OutputMode\x12*\n\x0butf8_policy\x18\t \x01(\x0e\x32\x15.tandem.v1.Utf8Policy\x12\x10\n\x08priority\x18\n \x01(\x05\x12\x19\n\x11\x66irst_sequence_no\x18\x0b \x01(\x04\x12$\n\x17\x66irst_token_remaining_s\x18\x0c \x01(\x01H\x00\x88\x01\x01\x12\x1a\n\rinter_token_s\x18\r \x01(\x01H\x01\x88\x01\x01\x12 \n\x13overall_remaining_s\x18\x0e \x01(\x01H\x02\x88\x01\x01\x12&\n\x07prefill\x18\x0f \x01(\x0b\x32\x15.tandem.pools.v1.Peer\x12\x13\n\x0btraceparent\x18\x10 \x01(\tB\x1a\n\x18_first_token_remaining_sB\x10\n\x0e_inter_token_sB\x16\n\x14_overall_remaining_s\"\x1c\n\nCancelSeat\x12\x0e\n\x06reason\x18\x01 \x01(\t\"-\n\x0bPrefillLost\x12\r\n\x05\x63\x61use\x18\x01 \x01(\t\x12\x0f\n\x07\x64rained\x18\x02 \x01(\x08\"\xf8\x01\n\x0e\x44\x65\x63odeResponse\x12+\n\x07granted\x18\x01 \x01(\x0b\x32\x18.tandem.pools.v1.GrantedH\x00\x12+\n\x07refused\x18\x02 \x01(\x0b\x32\x18.tandem.pools.v1.RefusedH\x00\x12/\n\tcommitted\x18\x03 \x01(\x0b\x32\x1a.tandem.pools.v1.CommittedH\x00\x12)\n\x06output\x18\x04 \x01(\x0b\x32\x17.tandem.pools.v1.OutputH\x00\x12\'\n\x05\x65nded\x18\x05 \x01(\x0b\x32\x16.tandem.pools.v1.EndedH\x00\x42\x07\n\x05\x65vent\"G\n\x07Granted\x12%\n\x05grant\x18\x01 \x01(\x0b\x32\x16.tandem.pools.v1.Grant\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\"<\n\x07Refused\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\x12\x11\n\tretryable\x18\x03 \x01(\x08\"C\n\tCommitted\x12\x12\n\nhandover_s\x18\x01 \x01(\x01\x12\x11\n\tcompute_s\x18\x02 \x01(\x01\x12\x0f\n\x07queue_s\x18\x03 \x01(\x01\"}\n\x06Output\x12\x10\n\x08response\x18\x01 \x01(\x0c\x12\x18\n\x10next_sequence_no\x18\x02 \x01(\x04\x12\x1a\n\x12selected_token_ids\x18\x03 \x03(\r\x12\x12\n\ntext_bytes\x18\x04 \x01(\r\x12\x17\n\x0freturned_tokens\x18\x05 \x01(\r\"\xeb\x03\n\x05\x45nded\x12.\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x17.tandem.v1.FinishReason\x12\r\n\x05\x63\x61use\x18\x02 \x01(\t\x12\x14\n\x0cmatched_stop\x18\x03 \x01(\t\x12\x1d\n\x10matched_token_id\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x1f\n\x05usage\x18\x05 \x01(\x0b\x32\x10.tandem.v1.Usage\x12\x0c\n\x04text\x18\x06 \x01(\t\x12\x18\n\x10next_sequence_no\x18\x07 \x01(\x04\x12\x10\n\x08\x64\x65\x63ode_s\x18\x08 \x01(\x01\x12\x13\n\x0bstop_hold_s\x18\t \x01(\x01\x12\x12\n\nheld_bytes\x18\n \x01(\r\x12\x1e\n\x11\x63\x61ncel_observed_s\x18\x0b \x01(\x01H\x01\x88\x01\x01\x12\x1f\n\x12\x63\x61ncel_effective_s\x18\x0c \x01(\x01H\x02\x88\x01\x01\x12\x36\n\x08released\x18\r \x03(\x0b\x32$.tandem.pools.v1.Ended.ReleasedEntry\x1a/\n\rReleasedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x42\x13\n\x11_matched_token_idB\x14\n\x12_cancel_observed_sB\x15\n\x13_cancel_effective_s2^\n\rDecodeService\x12M\n\x06\x44\x65\x63ode\x12\x1e.tandem.pools.v1.DecodeRequest\x1a\x1f.tandem.pools.v1.DecodeResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ctandem/pools/v1/decode.proto\x12\x0ftandem.pools.v1\x1a\x1btandem/pools/v1/grant.proto\x1a\x19tandem/v1/inference.proto\"R\n\x13\x43heckGrammarRequest\x12\x16\n\x0emodel_snapshot\x18\x01 \x01(\t\x12#\n\x07grammar\x18\x02 \x01(\x0b\x32\x12.tandem.v1.Grammar\"7\n\x14\x43heckGrammarResponse\x12\x0f\n\x07problem\x18\x01 \x01(\t\x12\x0e\n\x06\x63ostly\x18\x02 \x01(\x08\"\xa7\x02\n\rDecodeRequest\x12%\n\x04open\x18\x01 \x01(\x0b\x32\x15.tandem.pools.v1.OpenH\x00\x12-\n\x06\x63\x61ncel\x18\x02 \x01(\x0b\x32\x1b.tandem.pools.v1.CancelSeatH\x00\x12\x34\n\x0cprefill_lost\x18\x03 \x01(\x0b\x32\x1c.tandem.pools.v1.PrefillLostH\x00\x12\'\n\x05\x61\x64opt\x18\x04 \x01(\x0b\x32\x16.tandem.pools.v1.AdoptH\x00\x12+\n\x05pause\x18\x05 \x01(\x0b\x32\x1a.tandem.pools.v1.PauseSeatH\x00\x12)\n\x04push\x18\x06 \x01(\x0b\x32\x19.tandem.pools.v1.PushSeatH\x00\x42\t\n\x07message\"\x98\x08\n\x04Open\x12(\n\x03key\x18\x01 \x01(\x0b\x32\x1b.tandem.pools.v1.AttemptKey\x12\x16\n\x0emodel_snapshot\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x04 \x03(\r\x12+\n\x08sampling\x18\x05 \x01(\x0b\x32\x19.tandem.v1.SamplingParams\x12#\n\x04stop\x18\x06 \x01(\x0b\x32\x15.tandem.v1.StopParams\x12\x19\n\x11max_output_tokens\x18\x07 \x01(\r\x12*\n\x0boutput_mode\x18\x08 \x01(\x0e\x32\x15.tandem.v1.OutputMode\x12*\n\x0butf8_policy\x18\t \x01(\x0e\x32\x15.tandem.v1.Utf8Policy\x12\x10\n\x08priority\x18\n \x01(\x05\x12\x19\n\x11\x66irst_sequence_no\x18\x0b \x01(\x04\x12$\n\x17\x66irst_token_remaining_s\x18\x0c \x01(\x01H\x00\x88\x01\x01\x12\x1a\n\rinter_token_s\x18\r \x01(\x01H\x01\x88\x01\x01\x12 \n\x13overall_remaining_s\x18\x0e \x01(\x01H\x02\x88\x01\x01\x12&\n\x07prefill\x18\x0f \x01(\x0b\x32\x15.tandem.pools.v1.Peer\x12\x13\n\x0btraceparent\x18\x10 \x01(\t\x12\x18\n\x10output_token_ids\x18\x11 \x03(\r\x12\x17\n\x0fsent_text_bytes\x18\x12 \x01(\x04\x12\x17\n\x0freturned_tokens\x18\x13 \x01(\r\x12\r\n\x05moved\x18\x14 \x01(\x08\x12*\n\x0bslow_reader\x18\x15 \x01(\x0e\x32\x15.tandem.v1.SlowReader\x12\x0e\n\x06hold_s\x18\x16 \x01(\x01\x12\x1f\n\x12since_last_token_s\x18\x17 \x01(\x01H\x03\x88\x01\x01\x12\x13\n\x0btenant_salt\x18\x18 \x01(\x0c\x12!\n\x14most_computed_tokens\x18\x19 \x01(\rH\x04\x88\x01\x01\x12:\n\x11log_probabilities\x18\x1a \x01(\x0b\x32\x1f.tandem.v1.LogProbabilityParams\x12\x1e\n\x16held_log_probabilities\x18\x1b \x03(\x0c\x12\x10\n\x08returned\x18\x1c \x01(\x0c\x12\x13\n\x0b\x65\x63ho_prompt\x18\x1d \x01(\x08\x12#\n\x07grammar\x18\x1e \x01(\x0b\x32\x12.tandem.v1.GrammarB\x1a\n\x18_first_token_remaining_sB\x10\n\x0e_inter_token_sB\x16\n\x14_overall_remaining_sB\x15\n\x13_since_last_token_sB\x17\n\x15_most_computed_tokens\"`\n\x05\x41\x64opt\x12(\n\x03key\x18\x01 \x01(\x0b\x32\x1b.tandem.pools.v1.AttemptKey\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x18\n\x10next_sequence_no\x18\x03 \x01(\x04\"\x0b\n\tPauseSeat\"1\n\x08PushSeat\x12%\n\x05grant\x18\x01 \x01(\x0b\x32\x16.tandem.pools.v1.Grant\"\x1c\n\nCancelSeat\x12\x0e\n\x06reason\x18\x01 \x01(\t\"-\n\x0bPrefillLost\x12\r\n\x05\x63\x61use\x18\x01 \x01(\t\x12\x0f\n\x07\x64rained\x18\x02 \x01(\x08\"\xfb\x02\n\x0e\x44\x65\x63odeResponse\x12+\n\x07granted\x18\x01 \x01(\x0b\x32\x18.tandem.pools.v1.GrantedH\x00\x12+\n\x07refused\x18\x02 \x01(\x0b\x32\x18.tandem.pools.v1.RefusedH\x00\x12/\n\tcommitted\x18\x03 \x01(\x0b\x32\x1a.tandem.pools.v1.CommittedH\x00\x12)\n\x06output\x18\x04 \x01(\x0b\x32\x17.tandem.pools.v1.OutputH\x00\x12\'\n\x05\x65nded\x18\x05 \x01(\x0b\x32\x16.tandem.pools.v1.EndedH\x00\x12+\n\x07\x61\x64opted\x18\x06 \x01(\x0b\x32\x18.tandem.pools.v1.AdoptedH\x00\x12)\n\x06paused\x18\x07 \x01(\x0b\x32\x17.tandem.pools.v1.PausedH\x00\x12)\n\x06pushed\x18\x08 \x01(\x0b\x32\x17.tandem.pools.v1.PushedH\x00\x42\x07\n\x05\x65vent\"G\n\x07Granted\x12%\n\x05grant\x18\x01 \x01(\x0b\x32\x16.tandem.pools.v1.Grant\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\"\xf5\x01\n\x07\x41\x64opted\x12#\n\x04open\x18\x01 \x01(\x0b\x32\x15.tandem.pools.v1.Open\x12\x18\n\x10next_sequence_no\x18\x02 \x01(\x04\x12\x18\n\x10output_token_ids\x18\x03 \x03(\r\x12\x17\n\x0freturned_tokens\x18\x04 \x01(\r\x12\x17\n\x0fsent_text_bytes\x18\x05 \x01(\x04\x12-\n\tcommitted\x18\x06 \x01(\x0b\x32\x1a.tandem.pools.v1.Committed\x12\x1e\n\x16held_log_probabilities\x18\x07 \x03(\x0c\x12\x10\n\x08returned\x18\x08 \x01(\x0c\"l\n\x06Paused\x12\x14\n\x0c\x63\x61\x63he_tokens\x18\x01 \x01(\r\x12\x1a\n\x12selected_token_ids\x18\x02 \x03(\r\x12\x10\n\x08pushable\x18\x03 \x01(\x08\x12\x1e\n\x16held_log_probabilities\x18\x04 \x03(\x0c\"K\n\x06Pushed\x12\n\n\x02ok\x18\x01 \x01(\x08\x12\r\n\x05\x63\x61use\x18\x02 \x01(\t\x12\x12\n\nsent_bytes\x18\x03 \x01(\x04\x12\x12\n\nhandover_s\x18\x04 \x01(\x01\"<\n\x07Refused\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\x12\x11\n\tretryable\x18\x03 \x01(\x08\"C\n\tCommitted\x12\x12\n\nhandover_s\x18\x01 \x01(\x01\x12\x11\n\tcompute_s\x18\x02 \x01(\x01\x12\x0f\n\x07queue_s\x18\x03 \x01(\x01\"\x9d\x01\n\x06Output\x12\x10\n\x08response\x18\x01 \x01(\x0c\x12\x18\n\x10next_sequence_no\x18\x02 \x01(\x04\x12\x1a\n\x12selected_token_ids\x18\x03 \x03(\r\x12\x12\n\ntext_bytes\x18\x04 \x01(\r\x12\x17\n\x0freturned_tokens\x18\x05 \x01(\r\x12\x1e\n\x16held_log_probabilities\x18\x06 \x03(\x0c\"\xa4\x04\n\x05\x45nded\x12.\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x17.tandem.v1.FinishReason\x12\r\n\x05\x63\x61use\x18\x02 \x01(\t\x12\x14\n\x0cmatched_stop\x18\x03 \x01(\t\x12\x1d\n\x10matched_token_id\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x1f\n\x05usage\x18\x05 \x01(\x0b\x32\x10.tandem.v1.Usage\x12\x0c\n\x04text\x18\x06 \x01(\t\x12\x18\n\x10next_sequence_no\x18\x07 \x01(\x04\x12\x10\n\x08\x64\x65\x63ode_s\x18\x08 \x01(\x01\x12\x13\n\x0bstop_hold_s\x18\t \x01(\x01\x12\x12\n\nheld_bytes\x18\n \x01(\r\x12\x1e\n\x11\x63\x61ncel_observed_s\x18\x0b \x01(\x01H\x01\x88\x01\x01\x12\x1f\n\x12\x63\x61ncel_effective_s\x18\x0c \x01(\x01H\x02\x88\x01\x01\x12\x36\n\x08released\x18\r \x03(\x0b\x32$.tandem.pools.v1.Ended.ReleasedEntry\x12%\n\x04last\x18\x0e \x01(\x0b\x32\x17.tandem.pools.v1.Output\x12\x10\n\x08returned\x18\x0f \x01(\x0c\x1a/\n\rReleasedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x42\x13\n\x11_matched_token_idB\x14\n\x12_cancel_observed_sB\x15\n\x13_cancel_effective_s2\xbb\x01\n\rDecodeService\x12M\n\x06\x44\x65\x63ode\x12\x1e.tandem.pools.v1.DecodeRequest\x1a\x1f.tandem.pools.v1.DecodeResponse(\x01\x30\x01\x12[\n\x0c\x43heckGrammar\x12$.tandem.pools.v1.CheckGrammarRequest\x1a%.tandem.pools.v1.CheckGrammarResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,28 +35,44 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ENDED_RELEASEDENTRY']._loaded_options = None
   _globals['_ENDED_RELEASEDENTRY']._serialized_options = b'8\001'
-  _globals['_DECODEREQUEST']._serialized_start=106
-  _globals['_DECODEREQUEST']._serialized_end=272
-  _globals['_OPEN']._serialized_start=275
-  _globals['_OPEN']._serialized_end=867
-  _globals['_CANCELSEAT']._serialized_start=869
-  _globals['_CANCELSEAT']._serialized_end=897
-  _globals['_PREFILLLOST']._serialized_start=899
-  _globals['_PREFILLLOST']._serialized_end=944
-  _globals['_DECODERESPONSE']._serialized_start=947
-  _globals['_DECODERESPONSE']._serialized_end=1195
-  _globals['_GRANTED']._serialized_start=1197
-  _globals['_GRANTED']._serialized_end=1268
-  _globals['_REFUSED']._serialized_start=1270
-  _globals['_REFUSED']._serialized_end=1330
-  _globals['_COMMITTED']._serialized_start=1332
-  _globals['_COMMITTED']._serialized_end=1399
-  _globals['_OUTPUT']._serialized_start=1401
-  _globals['_OUTPUT']._serialized_end=1526
-  _globals['_ENDED']._serialized_start=1529
-  _globals['_ENDED']._serialized_end=2020
-  _globals['_ENDED_RELEASEDENTRY']._serialized_start=1907
-  _globals['_ENDED_RELEASEDENTRY']._serialized_end=1954
-  _globals['_DECODESERVICE']._serialized_start=2022
-  _globals['_DECODESERVICE']._serialized_end=2116
+  _globals['_CHECKGRAMMARREQUEST']._serialized_start=105
+  _globals['_CHECKGRAMMARREQUEST']._serialized_end=187
+  _globals['_CHECKGRAMMARRESPONSE']._serialized_start=189
+  _globals['_CHECKGRAMMARRESPONSE']._serialized_end=244
+  _globals['_DECODEREQUEST']._serialized_start=247
+  _globals['_DECODEREQUEST']._serialized_end=542
+  _globals['_OPEN']._serialized_start=545
+  _globals['_OPEN']._serialized_end=1593
+  _globals['_ADOPT']._serialized_start=1595
+  _globals['_ADOPT']._serialized_end=1691
+  _globals['_PAUSESEAT']._serialized_start=1693
+  _globals['_PAUSESEAT']._serialized_end=1704
+  _globals['_PUSHSEAT']._serialized_start=1706
+  _globals['_PUSHSEAT']._serialized_end=1755
+  _globals['_CANCELSEAT']._serialized_start=1757
+  _globals['_CANCELSEAT']._serialized_end=1785
+  _globals['_PREFILLLOST']._serialized_start=1787
+  _globals['_PREFILLLOST']._serialized_end=1832
+  _globals['_DECODERESPONSE']._serialized_start=1835
+  _globals['_DECODERESPONSE']._serialized_end=2214
+  _globals['_GRANTED']._serialized_start=2216
+  _globals['_GRANTED']._serialized_end=2287
+  _globals['_ADOPTED']._serialized_start=2290
+  _globals['_ADOPTED']._serialized_end=2535
+  _globals['_PAUSED']._serialized_start=2537
+  _globals['_PAUSED']._serialized_end=2645
+  _globals['_PUSHED']._serialized_start=2647
+  _globals['_PUSHED']._serialized_end=2722
+  _globals['_REFUSED']._serialized_start=2724
+  _globals['_REFUSED']._serialized_end=2784
+  _globals['_COMMITTED']._serialized_start=2786
+  _globals['_COMMITTED']._serialized_end=2853
+  _globals['_OUTPUT']._serialized_start=2856
+  _globals['_OUTPUT']._serialized_end=3013
+  _globals['_ENDED']._serialized_start=3016
+  _globals['_ENDED']._serialized_end=3564
+  _globals['_ENDED_RELEASEDENTRY']._serialized_start=3451
+  _globals['_ENDED_RELEASEDENTRY']._serialized_end=3498
+  _globals['_DECODESERVICE']._serialized_start=3567
+  _globals['_DECODESERVICE']._serialized_end=3754
 # @@protoc_insertion_point(module_scope)

@@ -8,18 +8,40 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class CheckGrammarRequest(_message.Message):
+    __slots__ = ("model_snapshot", "grammar")
+    MODEL_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
+    model_snapshot: str
+    grammar: _inference_pb2.Grammar
+    def __init__(self, model_snapshot: _Optional[str] = ..., grammar: _Optional[_Union[_inference_pb2.Grammar, _Mapping]] = ...) -> None: ...
+
+class CheckGrammarResponse(_message.Message):
+    __slots__ = ("problem", "costly")
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    COSTLY_FIELD_NUMBER: _ClassVar[int]
+    problem: str
+    costly: bool
+    def __init__(self, problem: _Optional[str] = ..., costly: _Optional[bool] = ...) -> None: ...
+
 class DecodeRequest(_message.Message):
-    __slots__ = ("open", "cancel", "prefill_lost")
+    __slots__ = ("open", "cancel", "prefill_lost", "adopt", "pause", "push")
     OPEN_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     PREFILL_LOST_FIELD_NUMBER: _ClassVar[int]
+    ADOPT_FIELD_NUMBER: _ClassVar[int]
+    PAUSE_FIELD_NUMBER: _ClassVar[int]
+    PUSH_FIELD_NUMBER: _ClassVar[int]
     open: Open
     cancel: CancelSeat
     prefill_lost: PrefillLost
-    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., cancel: _Optional[_Union[CancelSeat, _Mapping]] = ..., prefill_lost: _Optional[_Union[PrefillLost, _Mapping]] = ...) -> None: ...
+    adopt: Adopt
+    pause: PauseSeat
+    push: PushSeat
+    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., cancel: _Optional[_Union[CancelSeat, _Mapping]] = ..., prefill_lost: _Optional[_Union[PrefillLost, _Mapping]] = ..., adopt: _Optional[_Union[Adopt, _Mapping]] = ..., pause: _Optional[_Union[PauseSeat, _Mapping]] = ..., push: _Optional[_Union[PushSeat, _Mapping]] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("key", "model_snapshot", "incarnation", "prompt_token_ids", "sampling", "stop", "max_output_tokens", "output_mode", "utf8_policy", "priority", "first_sequence_no", "first_token_remaining_s", "inter_token_s", "overall_remaining_s", "prefill", "traceparent")
+    __slots__ = ("key", "model_snapshot", "incarnation", "prompt_token_ids", "sampling", "stop", "max_output_tokens", "output_mode", "utf8_policy", "priority", "first_sequence_no", "first_token_remaining_s", "inter_token_s", "overall_remaining_s", "prefill", "traceparent", "output_token_ids", "sent_text_bytes", "returned_tokens", "moved", "slow_reader", "hold_s", "since_last_token_s", "tenant_salt", "most_computed_tokens", "log_probabilities", "held_log_probabilities", "returned", "echo_prompt", "grammar")
     KEY_FIELD_NUMBER: _ClassVar[int]
     MODEL_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -36,6 +58,20 @@ class Open(_message.Message):
     OVERALL_REMAINING_S_FIELD_NUMBER: _ClassVar[int]
     PREFILL_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    SENT_TEXT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RETURNED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MOVED_FIELD_NUMBER: _ClassVar[int]
+    SLOW_READER_FIELD_NUMBER: _ClassVar[int]
+    HOLD_S_FIELD_NUMBER: _ClassVar[int]
+    SINCE_LAST_TOKEN_S_FIELD_NUMBER: _ClassVar[int]
+    TENANT_SALT_FIELD_NUMBER: _ClassVar[int]
+    MOST_COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOG_PROBABILITIES_FIELD_NUMBER: _ClassVar[int]
+    HELD_LOG_PROBABILITIES_FIELD_NUMBER: _ClassVar[int]
+    RETURNED_FIELD_NUMBER: _ClassVar[int]
+    ECHO_PROMPT_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     key: _grant_pb2.AttemptKey
     model_snapshot: str
     incarnation: str
@@ -52,7 +88,41 @@ class Open(_message.Message):
     overall_remaining_s: float
     prefill: _grant_pb2.Peer
     traceparent: str
-    def __init__(self, key: _Optional[_Union[_grant_pb2.AttemptKey, _Mapping]] = ..., model_snapshot: _Optional[str] = ..., incarnation: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_inference_pb2.SamplingParams, _Mapping]] = ..., stop: _Optional[_Union[_inference_pb2.StopParams, _Mapping]] = ..., max_output_tokens: _Optional[int] = ..., output_mode: _Optional[_Union[_inference_pb2.OutputMode, str]] = ..., utf8_policy: _Optional[_Union[_inference_pb2.Utf8Policy, str]] = ..., priority: _Optional[int] = ..., first_sequence_no: _Optional[int] = ..., first_token_remaining_s: _Optional[float] = ..., inter_token_s: _Optional[float] = ..., overall_remaining_s: _Optional[float] = ..., prefill: _Optional[_Union[_grant_pb2.Peer, _Mapping]] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    output_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    sent_text_bytes: int
+    returned_tokens: int
+    moved: bool
+    slow_reader: _inference_pb2.SlowReader
+    hold_s: float
+    since_last_token_s: float
+    tenant_salt: bytes
+    most_computed_tokens: int
+    log_probabilities: _inference_pb2.LogProbabilityParams
+    held_log_probabilities: _containers.RepeatedScalarFieldContainer[bytes]
+    returned: bytes
+    echo_prompt: bool
+    grammar: _inference_pb2.Grammar
+    def __init__(self, key: _Optional[_Union[_grant_pb2.AttemptKey, _Mapping]] = ..., model_snapshot: _Optional[str] = ..., incarnation: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_inference_pb2.SamplingParams, _Mapping]] = ..., stop: _Optional[_Union[_inference_pb2.StopParams, _Mapping]] = ..., max_output_tokens: _Optional[int] = ..., output_mode: _Optional[_Union[_inference_pb2.OutputMode, str]] = ..., utf8_policy: _Optional[_Union[_inference_pb2.Utf8Policy, str]] = ..., priority: _Optional[int] = ..., first_sequence_no: _Optional[int] = ..., first_token_remaining_s: _Optional[float] = ..., inter_token_s: _Optional[float] = ..., overall_remaining_s: _Optional[float] = ..., prefill: _Optional[_Union[_grant_pb2.Peer, _Mapping]] = ..., traceparent: _Optional[str] = ..., output_token_ids: _Optional[_Iterable[int]] = ..., sent_text_bytes: _Optional[int] = ..., returned_tokens: _Optional[int] = ..., moved: _Optional[bool] = ..., slow_reader: _Optional[_Union[_inference_pb2.SlowReader, str]] = ..., hold_s: _Optional[float] = ..., since_last_token_s: _Optional[float] = ..., tenant_salt: _Optional[bytes] = ..., most_computed_tokens: _Optional[int] = ..., log_probabilities: _Optional[_Union[_inference_pb2.LogProbabilityParams, _Mapping]] = ..., held_log_probabilities: _Optional[_Iterable[bytes]] = ..., returned: _Optional[bytes] = ..., echo_prompt: _Optional[bool] = ..., grammar: _Optional[_Union[_inference_pb2.Grammar, _Mapping]] = ...) -> None: ...
+
+class Adopt(_message.Message):
+    __slots__ = ("key", "incarnation", "next_sequence_no")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    NEXT_SEQUENCE_NO_FIELD_NUMBER: _ClassVar[int]
+    key: _grant_pb2.AttemptKey
+    incarnation: str
+    next_sequence_no: int
+    def __init__(self, key: _Optional[_Union[_grant_pb2.AttemptKey, _Mapping]] = ..., incarnation: _Optional[str] = ..., next_sequence_no: _Optional[int] = ...) -> None: ...
+
+class PauseSeat(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class PushSeat(_message.Message):
+    __slots__ = ("grant",)
+    GRANT_FIELD_NUMBER: _ClassVar[int]
+    grant: _grant_pb2.Grant
+    def __init__(self, grant: _Optional[_Union[_grant_pb2.Grant, _Mapping]] = ...) -> None: ...
 
 class CancelSeat(_message.Message):
     __slots__ = ("reason",)
@@ -69,18 +139,24 @@ class PrefillLost(_message.Message):
     def __init__(self, cause: _Optional[str] = ..., drained: _Optional[bool] = ...) -> None: ...
 
 class DecodeResponse(_message.Message):
-    __slots__ = ("granted", "refused", "committed", "output", "ended")
+    __slots__ = ("granted", "refused", "committed", "output", "ended", "adopted", "paused", "pushed")
     GRANTED_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
+    ADOPTED_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_FIELD_NUMBER: _ClassVar[int]
+    PUSHED_FIELD_NUMBER: _ClassVar[int]
     granted: Granted
     refused: Refused
     committed: Committed
     output: Output
     ended: Ended
-    def __init__(self, granted: _Optional[_Union[Granted, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., output: _Optional[_Union[Output, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ...) -> None: ...
+    adopted: Adopted
+    paused: Paused
+    pushed: Pushed
+    def __init__(self, granted: _Optional[_Union[Granted, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., output: _Optional[_Union[Output, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., adopted: _Optional[_Union[Adopted, _Mapping]] = ..., paused: _Optional[_Union[Paused, _Mapping]] = ..., pushed: _Optional[_Union[Pushed, _Mapping]] = ...) -> None: ...
 
 class Granted(_message.Message):
     __slots__ = ("grant", "cached_tokens")
@@ -89,6 +165,50 @@ class Granted(_message.Message):
     grant: _grant_pb2.Grant
     cached_tokens: int
     def __init__(self, grant: _Optional[_Union[_grant_pb2.Grant, _Mapping]] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
+
+class Adopted(_message.Message):
+    __slots__ = ("open", "next_sequence_no", "output_token_ids", "returned_tokens", "sent_text_bytes", "committed", "held_log_probabilities", "returned")
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    NEXT_SEQUENCE_NO_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    RETURNED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SENT_TEXT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    HELD_LOG_PROBABILITIES_FIELD_NUMBER: _ClassVar[int]
+    RETURNED_FIELD_NUMBER: _ClassVar[int]
+    open: Open
+    next_sequence_no: int
+    output_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    returned_tokens: int
+    sent_text_bytes: int
+    committed: Committed
+    held_log_probabilities: _containers.RepeatedScalarFieldContainer[bytes]
+    returned: bytes
+    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., next_sequence_no: _Optional[int] = ..., output_token_ids: _Optional[_Iterable[int]] = ..., returned_tokens: _Optional[int] = ..., sent_text_bytes: _Optional[int] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., held_log_probabilities: _Optional[_Iterable[bytes]] = ..., returned: _Optional[bytes] = ...) -> None: ...
+
+class Paused(_message.Message):
+    __slots__ = ("cache_tokens", "selected_token_ids", "pushable", "held_log_probabilities")
+    CACHE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SELECTED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    PUSHABLE_FIELD_NUMBER: _ClassVar[int]
+    HELD_LOG_PROBABILITIES_FIELD_NUMBER: _ClassVar[int]
+    cache_tokens: int
+    selected_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    pushable: bool
+    held_log_probabilities: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, cache_tokens: _Optional[int] = ..., selected_token_ids: _Optional[_Iterable[int]] = ..., pushable: _Optional[bool] = ..., held_log_probabilities: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class Pushed(_message.Message):
+    __slots__ = ("ok", "cause", "sent_bytes", "handover_s")
+    OK_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HANDOVER_S_FIELD_NUMBER: _ClassVar[int]
+    ok: bool
+    cause: str
+    sent_bytes: int
+    handover_s: float
+    def __init__(self, ok: _Optional[bool] = ..., cause: _Optional[str] = ..., sent_bytes: _Optional[int] = ..., handover_s: _Optional[float] = ...) -> None: ...
 
 class Refused(_message.Message):
     __slots__ = ("reason", "detail", "retryable")
@@ -111,21 +231,23 @@ class Committed(_message.Message):
     def __init__(self, handover_s: _Optional[float] = ..., compute_s: _Optional[float] = ..., queue_s: _Optional[float] = ...) -> None: ...
 
 class Output(_message.Message):
-    __slots__ = ("response", "next_sequence_no", "selected_token_ids", "text_bytes", "returned_tokens")
+    __slots__ = ("response", "next_sequence_no", "selected_token_ids", "text_bytes", "returned_tokens", "held_log_probabilities")
     RESPONSE_FIELD_NUMBER: _ClassVar[int]
     NEXT_SEQUENCE_NO_FIELD_NUMBER: _ClassVar[int]
     SELECTED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TEXT_BYTES_FIELD_NUMBER: _ClassVar[int]
     RETURNED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    HELD_LOG_PROBABILITIES_FIELD_NUMBER: _ClassVar[int]
     response: bytes
     next_sequence_no: int
     selected_token_ids: _containers.RepeatedScalarFieldContainer[int]
     text_bytes: int
     returned_tokens: int
-    def __init__(self, response: _Optional[bytes] = ..., next_sequence_no: _Optional[int] = ..., selected_token_ids: _Optional[_Iterable[int]] = ..., text_bytes: _Optional[int] = ..., returned_tokens: _Optional[int] = ...) -> None: ...
+    held_log_probabilities: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, response: _Optional[bytes] = ..., next_sequence_no: _Optional[int] = ..., selected_token_ids: _Optional[_Iterable[int]] = ..., text_bytes: _Optional[int] = ..., returned_tokens: _Optional[int] = ..., held_log_probabilities: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Ended(_message.Message):
-    __slots__ = ("finish_reason", "cause", "matched_stop", "matched_token_id", "usage", "text", "next_sequence_no", "decode_s", "stop_hold_s", "held_bytes", "cancel_observed_s", "cancel_effective_s", "released")
+    __slots__ = ("finish_reason", "cause", "matched_stop", "matched_token_id", "usage", "text", "next_sequence_no", "decode_s", "stop_hold_s", "held_bytes", "cancel_observed_s", "cancel_effective_s", "released", "last", "returned")
     class ReleasedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -146,6 +268,8 @@ class Ended(_message.Message):
     CANCEL_OBSERVED_S_FIELD_NUMBER: _ClassVar[int]
     CANCEL_EFFECTIVE_S_FIELD_NUMBER: _ClassVar[int]
     RELEASED_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    RETURNED_FIELD_NUMBER: _ClassVar[int]
     finish_reason: _inference_pb2.FinishReason
     cause: str
     matched_stop: str
@@ -159,4 +283,6 @@ class Ended(_message.Message):
     cancel_observed_s: float
     cancel_effective_s: float
     released: _containers.ScalarMap[str, int]
-    def __init__(self, finish_reason: _Optional[_Union[_inference_pb2.FinishReason, str]] = ..., cause: _Optional[str] = ..., matched_stop: _Optional[str] = ..., matched_token_id: _Optional[int] = ..., usage: _Optional[_Union[_inference_pb2.Usage, _Mapping]] = ..., text: _Optional[str] = ..., next_sequence_no: _Optional[int] = ..., decode_s: _Optional[float] = ..., stop_hold_s: _Optional[float] = ..., held_bytes: _Optional[int] = ..., cancel_observed_s: _Optional[float] = ..., cancel_effective_s: _Optional[float] = ..., released: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    last: Output
+    returned: bytes
+    def __init__(self, finish_reason: _Optional[_Union[_inference_pb2.FinishReason, str]] = ..., cause: _Optional[str] = ..., matched_stop: _Optional[str] = ..., matched_token_id: _Optional[int] = ..., usage: _Optional[_Union[_inference_pb2.Usage, _Mapping]] = ..., text: _Optional[str] = ..., next_sequence_no: _Optional[int] = ..., decode_s: _Optional[float] = ..., stop_hold_s: _Optional[float] = ..., held_bytes: _Optional[int] = ..., cancel_observed_s: _Optional[float] = ..., cancel_effective_s: _Optional[float] = ..., released: _Optional[_Mapping[str, int]] = ..., last: _Optional[_Union[Output, _Mapping]] = ..., returned: _Optional[bytes] = ...) -> None: ...

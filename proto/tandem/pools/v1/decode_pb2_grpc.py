@@ -40,6 +40,11 @@ class DecodeServiceStub:
                 request_serializer=tandem_dot_pools_dot_v1_dot_decode__pb2.DecodeRequest.SerializeToString,
                 response_deserializer=tandem_dot_pools_dot_v1_dot_decode__pb2.DecodeResponse.FromString,
                 _registered_method=True)
+        self.CheckGrammar = channel.unary_unary(
+                '/tandem.pools.v1.DecodeService/CheckGrammar',
+                request_serializer=tandem_dot_pools_dot_v1_dot_decode__pb2.CheckGrammarRequest.SerializeToString,
+                response_deserializer=tandem_dot_pools_dot_v1_dot_decode__pb2.CheckGrammarResponse.FromString,
+                _registered_method=True)
 
 
 class DecodeServiceServicer:
@@ -47,7 +52,15 @@ class DecodeServiceServicer:
     """
 
     def Decode(self, request_iterator, context):
-        """The seat: as long as this stream is open the sequences live. The first message is an Open.
+        """The seat: as long as this stream is open the sequences live. The first message is an Open, or an Adopt for a seat whose
+        stream broke or whose router died; without either a seat outlives its stream by Open.hold_s.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CheckGrammar(self, request, context):
+        """Compiles a grammar, and keeps it for the seats that will use it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -60,6 +73,11 @@ def add_DecodeServiceServicer_to_server(servicer, server):
                     servicer.Decode,
                     request_deserializer=tandem_dot_pools_dot_v1_dot_decode__pb2.DecodeRequest.FromString,
                     response_serializer=tandem_dot_pools_dot_v1_dot_decode__pb2.DecodeResponse.SerializeToString,
+            ),
+            'CheckGrammar': grpc.unary_unary_rpc_method_handler(
+                    servicer.CheckGrammar,
+                    request_deserializer=tandem_dot_pools_dot_v1_dot_decode__pb2.CheckGrammarRequest.FromString,
+                    response_serializer=tandem_dot_pools_dot_v1_dot_decode__pb2.CheckGrammarResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -90,6 +108,33 @@ class DecodeService:
             '/tandem.pools.v1.DecodeService/Decode',
             tandem_dot_pools_dot_v1_dot_decode__pb2.DecodeRequest.SerializeToString,
             tandem_dot_pools_dot_v1_dot_decode__pb2.DecodeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CheckGrammar(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tandem.pools.v1.DecodeService/CheckGrammar',
+            tandem_dot_pools_dot_v1_dot_decode__pb2.CheckGrammarRequest.SerializeToString,
+            tandem_dot_pools_dot_v1_dot_decode__pb2.CheckGrammarResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -24,15 +24,27 @@ class WatchRequest(_message.Message):
     def __init__(self, router: _Optional[str] = ...) -> None: ...
 
 class WatchResponse(_message.Message):
-    __slots__ = ("info", "load")
+    __slots__ = ("info", "load", "prefixes")
     INFO_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
+    PREFIXES_FIELD_NUMBER: _ClassVar[int]
     info: MemberInfo
     load: MemberLoad
-    def __init__(self, info: _Optional[_Union[MemberInfo, _Mapping]] = ..., load: _Optional[_Union[MemberLoad, _Mapping]] = ...) -> None: ...
+    prefixes: PrefixNews
+    def __init__(self, info: _Optional[_Union[MemberInfo, _Mapping]] = ..., load: _Optional[_Union[MemberLoad, _Mapping]] = ..., prefixes: _Optional[_Union[PrefixNews, _Mapping]] = ...) -> None: ...
+
+class PrefixNews(_message.Message):
+    __slots__ = ("anew", "stored", "evicted")
+    ANEW_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_FIELD_NUMBER: _ClassVar[int]
+    anew: bool
+    stored: _containers.RepeatedScalarFieldContainer[int]
+    evicted: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, anew: _Optional[bool] = ..., stored: _Optional[_Iterable[int]] = ..., evicted: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class MemberInfo(_message.Message):
-    __slots__ = ("peer", "role", "model", "model_snapshot", "layout_fingerprint", "page_tokens", "total_pages", "context_tokens", "vocabulary_size", "max_sequences", "max_queued_tokens", "computes_prompts")
+    __slots__ = ("peer", "role", "model", "model_snapshot", "layout_fingerprint", "page_tokens", "total_pages", "context_tokens", "vocabulary_size", "max_sequences", "max_queued_tokens", "computes_prompts", "prefix_identity", "sequence_pages")
     PEER_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -45,6 +57,8 @@ class MemberInfo(_message.Message):
     MAX_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     MAX_QUEUED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COMPUTES_PROMPTS_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_IDENTITY_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_PAGES_FIELD_NUMBER: _ClassVar[int]
     peer: _grant_pb2.Peer
     role: MemberRole
     model: str
@@ -57,10 +71,12 @@ class MemberInfo(_message.Message):
     max_sequences: int
     max_queued_tokens: int
     computes_prompts: bool
-    def __init__(self, peer: _Optional[_Union[_grant_pb2.Peer, _Mapping]] = ..., role: _Optional[_Union[MemberRole, str]] = ..., model: _Optional[str] = ..., model_snapshot: _Optional[str] = ..., layout_fingerprint: _Optional[str] = ..., page_tokens: _Optional[int] = ..., total_pages: _Optional[int] = ..., context_tokens: _Optional[int] = ..., vocabulary_size: _Optional[int] = ..., max_sequences: _Optional[int] = ..., max_queued_tokens: _Optional[int] = ..., computes_prompts: _Optional[bool] = ...) -> None: ...
+    prefix_identity: bytes
+    sequence_pages: int
+    def __init__(self, peer: _Optional[_Union[_grant_pb2.Peer, _Mapping]] = ..., role: _Optional[_Union[MemberRole, str]] = ..., model: _Optional[str] = ..., model_snapshot: _Optional[str] = ..., layout_fingerprint: _Optional[str] = ..., page_tokens: _Optional[int] = ..., total_pages: _Optional[int] = ..., context_tokens: _Optional[int] = ..., vocabulary_size: _Optional[int] = ..., max_sequences: _Optional[int] = ..., max_queued_tokens: _Optional[int] = ..., computes_prompts: _Optional[bool] = ..., prefix_identity: _Optional[bytes] = ..., sequence_pages: _Optional[int] = ...) -> None: ...
 
 class MemberLoad(_message.Message):
-    __slots__ = ("free_pages", "running_sequences", "waiting_sequences", "waiting_tokens", "quarantined_pages", "draining", "steps", "prefill_tokens_per_s", "decode_step_s")
+    __slots__ = ("free_pages", "running_sequences", "waiting_sequences", "waiting_tokens", "quarantined_pages", "draining", "steps", "prefill_tokens_per_s", "decode_step_s", "preempted_sequences", "expected_output_tokens")
     FREE_PAGES_FIELD_NUMBER: _ClassVar[int]
     RUNNING_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     WAITING_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
@@ -70,6 +86,8 @@ class MemberLoad(_message.Message):
     STEPS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
     DECODE_STEP_S_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTED_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     free_pages: int
     running_sequences: int
     waiting_sequences: int
@@ -79,7 +97,9 @@ class MemberLoad(_message.Message):
     steps: int
     prefill_tokens_per_s: float
     decode_step_s: float
-    def __init__(self, free_pages: _Optional[int] = ..., running_sequences: _Optional[int] = ..., waiting_sequences: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., quarantined_pages: _Optional[int] = ..., draining: _Optional[bool] = ..., steps: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., decode_step_s: _Optional[float] = ...) -> None: ...
+    preempted_sequences: int
+    expected_output_tokens: int
+    def __init__(self, free_pages: _Optional[int] = ..., running_sequences: _Optional[int] = ..., waiting_sequences: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., quarantined_pages: _Optional[int] = ..., draining: _Optional[bool] = ..., steps: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., decode_step_s: _Optional[float] = ..., preempted_sequences: _Optional[int] = ..., expected_output_tokens: _Optional[int] = ...) -> None: ...
 
 class CheckRequest(_message.Message):
     __slots__ = ()

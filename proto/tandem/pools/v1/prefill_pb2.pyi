@@ -20,7 +20,7 @@ DRAIN_STATE_COMMITTED: DrainState
 DRAIN_STATE_WRONG_INCARNATION: DrainState
 
 class PrefillRequest(_message.Message):
-    __slots__ = ("key", "model_snapshot", "prompt_token_ids", "grant", "priority", "remaining_s", "traceparent", "incarnation")
+    __slots__ = ("key", "model_snapshot", "prompt_token_ids", "grant", "priority", "remaining_s", "traceparent", "incarnation", "tenant_salt")
     KEY_FIELD_NUMBER: _ClassVar[int]
     MODEL_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -29,6 +29,7 @@ class PrefillRequest(_message.Message):
     REMAINING_S_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    TENANT_SALT_FIELD_NUMBER: _ClassVar[int]
     key: _grant_pb2.AttemptKey
     model_snapshot: str
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -37,7 +38,8 @@ class PrefillRequest(_message.Message):
     remaining_s: float
     traceparent: str
     incarnation: str
-    def __init__(self, key: _Optional[_Union[_grant_pb2.AttemptKey, _Mapping]] = ..., model_snapshot: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., grant: _Optional[_Union[_grant_pb2.Grant, _Mapping]] = ..., priority: _Optional[int] = ..., remaining_s: _Optional[float] = ..., traceparent: _Optional[str] = ..., incarnation: _Optional[str] = ...) -> None: ...
+    tenant_salt: bytes
+    def __init__(self, key: _Optional[_Union[_grant_pb2.AttemptKey, _Mapping]] = ..., model_snapshot: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., grant: _Optional[_Union[_grant_pb2.Grant, _Mapping]] = ..., priority: _Optional[int] = ..., remaining_s: _Optional[float] = ..., traceparent: _Optional[str] = ..., incarnation: _Optional[str] = ..., tenant_salt: _Optional[bytes] = ...) -> None: ...
 
 class PrefillResponse(_message.Message):
     __slots__ = ("accepted", "progress", "committed", "failed")
@@ -58,10 +60,12 @@ class PrefillAccepted(_message.Message):
     def __init__(self, queued_tokens: _Optional[int] = ...) -> None: ...
 
 class PrefillProgress(_message.Message):
-    __slots__ = ("computed_tokens",)
+    __slots__ = ("computed_tokens", "cached_tokens")
     COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     computed_tokens: int
-    def __init__(self, computed_tokens: _Optional[int] = ...) -> None: ...
+    cached_tokens: int
+    def __init__(self, computed_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
 
 class PrefillCommitted(_message.Message):
     __slots__ = ("cached_tokens", "sent_bytes", "queue_s", "compute_s", "handover_s", "exposed_s", "post_s")
