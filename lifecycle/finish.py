@@ -38,6 +38,7 @@ class Cause(Enum):
     # cancels
     CLIENT_CANCEL = "client_cancel"
     CLIENT_GONE = "client_gone"
+    DETACH_TIMEOUT = "detach_timeout"
     # members
     PREFILL_LOST = "prefill_lost"
     PREFILL_FAILED = "prefill_failed"
@@ -48,8 +49,10 @@ class Cause(Enum):
     # the rest
     MODEL_FAILED = "model_failed"
     BAD_UTF8 = "bad_utf8"
+    GRAMMAR_FAILED = "grammar_failed"
     SLOW_CONSUMER = "slow_consumer"
     SHUTTING_DOWN = "shutting_down"
+    MOVED = "moved"  # of a seat only: its sequence goes on at another member
     ROUTER_LOST = "router_lost"
     STORE_LOST = "store_lost"
 

@@ -17,17 +17,27 @@ class AttemptKey:
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """One entered state, with the wall clock in seconds since the epoch of the process that wrote it."""
+    """One entered state, with the wall clock in seconds since the epoch of the process that wrote it.
+
+    `detail` is what else is known: the members of a ticket, the closed label of what was lost.
+    """
 
     state: State
     event: Event | None
     at: float
     attempt: int
+    detail: str = ""
 
 
 @dataclass(slots=True)
 class RequestRecord:
-    """What is known about one request. `advance` is the only writer of `state`."""
+    """What is known about one request. `advance` is the only writer of `state`.
+
+    decode_incarnation: which process of the decode member has the seat; kept so that another router can find it.
+    detach_s: how long it may run without a reader, in seconds; None ends it when the last reader leaves.
+    rpc_bound: whether its overall clock is the deadline of the call that it came with.
+    terminal_sequence_no: number of the Completed event, known at the end; None when the router that knew it is lost.
+    """
 
     request_id: str
     tenant: str
@@ -42,6 +52,9 @@ class RequestRecord:
     state: State = State.CREATED
     prefill_member: str = ""
     decode_member: str = ""
+    decode_incarnation: str = ""
+    detach_s: float | None = None
+    rpc_bound: bool = False
     transitions: list[Transition] = field(default_factory=list)
     ending: Ending | None = None
     usage: Usage = field(default_factory=Usage)
@@ -53,18 +66,24 @@ class RequestRecord:
     cancel_effective_at: float | None = None
     cancel_reason: str = ""
     released: dict[str, int] = field(default_factory=dict)
+    terminal_sequence_no: int | None = None
 
     def __post_init__(self) -> None:
         if not self.transitions:
             self.transitions.append(Transition(self.state, None, self.created_at, self.attempt))
 
-    def advance(self, event: Event, at: float) -> State:
+    def advance(self, event: Event, at: float, detail: str = "") -> State:
         """Follow the table's edge for `event` at wall time `at`; returns the new state. Raises IllegalTransition."""
         self.state = next_state(self.state, event)
-        self.transitions.append(Transition(self.state, event, at, self.attempt))
+        self.transitions.append(Transition(self.state, event, at, self.attempt, detail))
         return self.state
 
     @property
     def ended(self) -> bool:
         """Whether the state is terminal."""
         return self.state in TERMINAL
+
+    @property
+    def counted(self) -> bool:
+        """Whether `usage` is what happened: who ended it in the name of a lost router knows only what that one last wrote."""
+        return not self.ended or self.terminal_sequence_no is not None

@@ -50,6 +50,7 @@ TABLE: dict[tuple[State, Event], State] = {
     (State.ADMITTED, Event.FAIL): State.FAILED,
     (State.PREFILLING, Event.COMMITTED): State.DECODING,
     (State.PREFILLING, Event.PREFILL_LOST): State.ADMITTED,
+    (State.PREFILLING, Event.DECODE_LOST): State.ADMITTED,
     (State.PREFILLING, Event.CANCEL): State.CANCEL_REQUESTED,
     (State.PREFILLING, Event.FAIL): State.FAILED,
     (State.DECODING, Event.STOPPED): State.DRAINING,

@@ -38,6 +38,8 @@ HEARTBEAT_PERIOD_S = 1.0
 #: Most seconds, and the share of the drain budget, kept back for stopping what did not end by itself.
 STOP_RESERVE_S = 2.0
 STOP_RESERVE_SHARE = 0.2
+#: Seconds that an application has to stop, however short its drain was to be: what it can not close stays open.
+STOP_LEAST_S = 0.5
 #: Seconds that calls of no application, such as health watches, get at the end.
 SERVER_GRACE_S = 0.25
 #: Seconds from a crash until the process ends, whatever its event loop does.
@@ -167,7 +169,7 @@ class Process:
         await _until(self._crashed.wait(), self._settings.drain_settle_s)
         application.begin_drain()
         clean = await self._drained(application, max(0.0, ends_at - reserve_s - self._loop.time()))
-        stop_s = CRASH_STOP_S if self._crash is not None else max(0.05, ends_at - self._loop.time() - SERVER_GRACE_S)
+        stop_s = CRASH_STOP_S if self._crash is not None else max(STOP_LEAST_S, ends_at - self._loop.time() - SERVER_GRACE_S)
         if not await _until(application.stop(), stop_s):
             self.stuck = True
             _LOG.error("%s did not stop within %.2f s", frame.name, stop_s)

@@ -58,6 +58,16 @@ class _Field:
         return ENVIRONMENT_PREFIX + self.name.upper()
 
     @property
+    def text(self) -> str:
+        """What it means."""
+        return next((meta.description for meta in self.metas if meta.description), "")
+
+    @property
+    def unit(self) -> str:
+        """Empty where there is none."""
+        return self._extra("unit")
+
+    @property
     def is_list(self) -> bool:
         return get_origin(self.kind) in (tuple, list)
 
@@ -69,14 +79,13 @@ class _Field:
 
     def help(self) -> str:
         """Meaning, unit, limits, default."""
-        text = next((meta.description for meta in self.metas if meta.description), "")
-        notes = [note for note in (self._extra("unit"), self._limits(), self._default(), self.variable) if note]
-        return f"{text} [{'; '.join(notes)}]".replace("%", "%%")
+        notes = [note for note in (self.unit, self._limits(), self.default_words(), self.variable) if note]
+        return f"{self.text} [{'; '.join(notes)}]".replace("%", "%%")
 
     def expected(self) -> str:
         """What the value must be, in words."""
         words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
-        unit = f" of {self._extra('unit')}" if self._extra("unit") else ""
+        unit = f" of {self.unit}" if self.unit else ""
         kind = "" if get_origin(self.kind) is Literal else words.get(self.kind, "a list separated by commas") + unit
         return ", ".join(part for part in (kind, self._limits()) if part)
 
@@ -94,12 +103,32 @@ class _Field:
             said.append("one of " + ", ".join(str(choice) for choice in get_args(self.kind)))
         return ", ".join(said)
 
-    def _default(self) -> str:
+    def default_words(self) -> str:
+        """The default as help tells it."""
         if self.default is msgspec.NODEFAULT:
             return "required"
         if self.default is None or self.default in ("", ()):
             return "unset"
         return f"default {','.join(map(str, self.default)) if isinstance(self.default, tuple) else self.default}"
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """One setting in words: `name` is the TOML key too; `unit` and `default` are empty where there is none."""
+
+    name: str
+    text: str
+    unit: str
+    default: str
+    is_number: bool
+
+
+def describe(kind: type[msgspec.Struct]) -> list[Described]:
+    """Every setting of a kind of process, in the order in which the Struct declares them."""
+    return [
+        Described(one.name, one.text, one.unit, one.default_words().removeprefix("default "), one.kind in (int, float))
+        for one in _fields(kind).values()
+    ]
 
 
 def load_settings(

@@ -41,6 +41,7 @@ __all__ = [
     "slow_consumer",
     "unauthenticated",
     "unavailable",
+    "unimplemented",
 ]
 
 #: Domain of every reason.
@@ -133,6 +134,11 @@ def unavailable(message: str, reason: str, *, retry_after_s: float | None = 1.0,
     """Not now, or not here: worth a retry, elsewhere first."""
     details = Details(retry_after_s=retry_after_s)
     return StatusError(StatusCode.UNAVAILABLE, message, reason, metadata=metadata, details=details)
+
+
+def unimplemented(message: str, reason: str, **metadata: str) -> StatusError:
+    """This process does not do that, and never will."""
+    return StatusError(StatusCode.UNIMPLEMENTED, message, reason, metadata=metadata)
 
 
 def draining(who: str, retry_after_s: float = 1.0) -> StatusError:

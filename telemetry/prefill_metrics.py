@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from telemetry import buckets
+from telemetry.prefix_metrics import PrefixGauges, prefix_computed, prefix_samples
 from telemetry.registry import Computed, MetricsRegistry, Samples
 
 #: How a prefill ends: well, or with a cause of PrefillFailed.
@@ -37,6 +38,8 @@ class PrefillGauges:
     inbox_messages: float = 0
     engine_busy_ratio: float = 0  # 0 to 1, since the start
     pushed_bytes: float = 0  # since the start, kept by the engine thread
+    cached_tokens: float = 0  # the same
+    prefix: PrefixGauges = field(default_factory=PrefixGauges)
 
 
 class PrefillMetrics:
@@ -47,24 +50,32 @@ class PrefillMetrics:
         self.queue = registry.histogram("prefill_queue_seconds", "Arrival to the first chunk.", buckets.PHASE_S)
         self.compute = registry.histogram("prefill_compute_seconds", "First chunk to last.", buckets.PHASE_S)
         self.computed_tokens = registry.counter("prefill_computed_tokens_total", "Prompt tokens computed.")
-        self.cached_tokens = registry.counter("prefill_cached_tokens_total", "Prompt tokens found in the cache.")
         self._steps(registry)
         self._pushes(registry)
+        self._model_parts = registry.computed(
+            (Computed("prefill_model_part_seconds_total", "Inside the model, by part of a step.", "part", counter=True),)
+        )
         self._gauges = registry.computed(
             (
                 Computed("prefill_running_sequences", "Prompts being computed."),
                 Computed("prefill_waiting_sequences", "Prompts waiting for their first chunk."),
                 Computed("prefill_waiting_tokens", "Prompt tokens not yet computed."),
                 Computed("prefill_pages", "KV pages by state.", "state"),
-                Computed("prefill_kv_used_ratio", "Share of KV pages that are not free, 0 to 1."),
+                Computed("prefill_kv_used_ratio", "Share of KV pages that somebody holds, 0 to 1."),
                 Computed("prefill_open_grants", "Grants being written."),
                 Computed("prefill_pushes_in_flight", "Writes posted and not yet done."),
                 Computed("prefill_remote_agents", "Receiving agents connected."),
                 Computed("prefill_inbox_messages", "Messages waiting for the engine thread."),
                 Computed("prefill_engine_busy_ratio", "Share of time that the engine thread was busy since the start."),
                 Computed("prefill_pushed_bytes_total", "Bytes of writes that were done.", counter=True),
+                Computed("prefill_cached_tokens_total", "Prompt tokens found in the cache.", counter=True),
+                *prefix_computed("prefill"),
             )
         )
+
+    def model_parts_from(self, provider: Callable[[], Mapping[str, float]]) -> None:
+        """Set who tells the seconds of each part of the model; called in the scrape's thread."""
+        self._model_parts.provide(lambda: {"prefill_model_part_seconds_total": provider()})
 
     def gauges_from(self, provider: Callable[[], PrefillGauges]) -> None:
         """Set who tells the gauges; called in the scrape's thread."""
@@ -108,4 +119,6 @@ def _samples(now: PrefillGauges) -> Samples:
         "prefill_inbox_messages": now.inbox_messages,
         "prefill_engine_busy_ratio": now.engine_busy_ratio,
         "prefill_pushed_bytes_total": now.pushed_bytes,
+        "prefill_cached_tokens_total": now.cached_tokens,
+        **prefix_samples("prefill", now.prefix),
     }

@@ -138,11 +138,25 @@ class _Family:
         return known
 
 
-class Counter:
-    """Counts that only grow."""
+class Declared:
+    """A metric as the code that updates it holds it."""
 
     def __init__(self, family: _Family) -> None:
         self._family = family
+
+    @property
+    def name(self) -> str:
+        """Its full name."""
+        return self._family.name
+
+    @property
+    def declared_labels(self) -> Labels:
+        """Its labels as they were declared."""
+        return self._family.labels
+
+
+class Counter(Declared):
+    """Counts that only grow."""
 
     def inc(self, amount: float = 1, *labels: str) -> None:
         """Add `amount` under the label values, in the order of their declaration. Never raises."""
@@ -156,11 +170,8 @@ class Counter:
             child.inc(amount)
 
 
-class Histogram:
+class Histogram(Declared):
     """Distributions of values that are not negative."""
-
-    def __init__(self, family: _Family) -> None:
-        self._family = family
 
     def observe(self, value: float, *labels: str, traceparent: str | None = None) -> None:
         """Note `value`, with its trace as the exemplar when that is recorded. Never raises."""
@@ -249,6 +260,10 @@ class MetricsServer:
 
 def _fault(value: Any) -> str:
     """Why `value` cannot be a count, a duration or a size; "" when it can."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or math.isnan(value) or math.isinf(value):
+    kind = type(value)
+    # Nearly all are floats or ints; asking an abstract class takes longer than noting the value.
+    if kind is not float and kind is not int and (kind is bool or not isinstance(value, numbers.Real)):
+        return "not_a_number"
+    if not math.isfinite(value):
         return "not_a_number"
     return "negative" if value < 0 else ""

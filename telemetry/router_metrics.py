@@ -18,8 +18,15 @@ REFUSALS = (
     *("queue_full", "queue_tokens_full", "tenant_limit", "no_member", "store_away", "draining", "invalid", "unknown_model"),
     *("id_conflict", "deadline", "member_refused"),
 )
+#: What became of a request that was taken over from a dead router.
+ADOPTIONS = ("adopted", "seat_gone", "begun_anew")
+#: From a prefill member; computed by decode, because there is no other or because it has most of it already (and where it had
+#: not after all); from another decode member.
+PLACEMENTS = ("handed_over", "decode", "decode_cached", "prefix_gone", "moved")
+#: Where the stream of a known request was: running here, kept here after its end, at another router, or only its stored end.
+ATTACH_SOURCES = ("live", "kept", "passed_on", "stored")
 #: Calls to the record store.
-STORE_CALLS = ("create", "admit", "advance", "request_cancel", "finish", "retry", "adopt", "get", "lease", "subscribe")
+STORE_CALLS = ("create", "begin", "admit", "advance", "request_cancel", "finish", "retry", "adopt", "get", "lease", "subscribe")
 
 _CAUSES = tuple(cause.value for cause in Cause if cause is not Cause.NONE)
 _OUTCOMES = (*(reason.value for reason in FinishReason), *_CAUSES)
@@ -35,9 +42,12 @@ class RouterGauges:
     running_requests: float = 0
     open_tickets: float = 0
     open_streams: float = 0
+    kept_streams: float = 0
+    kept_bytes: float = 0
     members: Mapping[str, float] = field(default_factory=dict)  # ready members by pool
     stale_members: Mapping[str, float] = field(default_factory=dict)  # members whose news are old, by pool
     leases: float = 0
+    prefix_hints: Mapping[str, float] = field(default_factory=dict)  # by pool
 
 
 class RouterMetrics:
@@ -55,9 +65,12 @@ class RouterMetrics:
                 Computed("router_running_requests", "Requests that hold budget."),
                 Computed("router_open_tickets", "Budgets held."),
                 Computed("router_open_streams", "Client streams open."),
+                Computed("router_kept_streams", "Streams kept after their end."),
+                Computed("router_kept_stream_bytes", "Bytes of events of streams kept after their end."),
                 Computed("router_members", "Members that take work.", "pool"),
                 Computed("router_stale_members", "Members whose news are older than they may be.", "pool"),
                 Computed("router_leases", "Leases held."),
+                Computed("router_prefix_hints", "Cached pages that members told of, as far as they are remembered.", "pool"),
             )
         )
 
@@ -70,6 +83,11 @@ class RouterMetrics:
             "router_requests_total", "Requests that ended, by finish reason or failure label.", {"outcome": _OUTCOMES}
         )
         self.refusals = registry.counter("router_refusals_total", "Requests refused at the door, by cause.", {"cause": REFUSALS})
+        self.unrecorded = registry.counter(
+            "router_unrecorded_requests_total",
+            "Requests that began while the store was away, by whether their record could be written.",
+            {"record": ("later", "never")},
+        )
         self.tokens = registry.counter("router_tokens_total", "Tokens of ended requests, by kind.", {"kind": TOKEN_KINDS})
         self.prompt_tokens = registry.histogram("router_prompt_tokens", "Prompt length.", buckets.TOKENS)
         self.output_tokens = registry.histogram("router_output_tokens", "Tokens returned.", buckets.TOKENS)
@@ -99,8 +117,22 @@ class RouterMetrics:
             "router_cancel_effective_seconds", "From a cancel's request until it is effective.", buckets.CANCEL_S
         )
         self.attempts = registry.counter("router_attempts_total", "Attempts started.")
+        self.placements = registry.counter(
+            "router_placements_total", "Attempts, by where the KV of their prompt was to come from.", {"way": PLACEMENTS}
+        )
+        self.moves = registry.counter(
+            "router_moves_total",
+            "Running sequences moved from a draining decode member, by outcome.",
+            {"outcome": ("ok", "failed")},
+        )
         self.failovers = registry.counter(
             "router_failovers_total", "Attempts after the first, by what was lost.", {"cause": _CAUSES}
+        )
+        self.adoptions = registry.counter(
+            "router_adoptions_total", "Requests of dead routers taken over, by what became of them.", {"outcome": ADOPTIONS}
+        )
+        self.attaches = registry.counter(
+            "router_attaches_total", "Streams taken up again, by where they were.", {"source": ATTACH_SOURCES}
         )
         self.store_latency = registry.histogram(
             "router_store_seconds", "Calls to the record store.", buckets.STORE_S, {"call": STORE_CALLS}
@@ -118,7 +150,10 @@ def _samples(now: RouterGauges) -> Samples:
         "router_running_requests": now.running_requests,
         "router_open_tickets": now.open_tickets,
         "router_open_streams": now.open_streams,
+        "router_kept_streams": now.kept_streams,
+        "router_kept_stream_bytes": now.kept_bytes,
         "router_members": now.members,
         "router_stale_members": now.stale_members,
         "router_leases": now.leases,
+        "router_prefix_hints": now.prefix_hints,
     }

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from opentelemetry import trace
 from opentelemetry.context import Context
@@ -213,11 +214,13 @@ def _otlp_exporter(endpoint: str | None) -> SpanExporter | None:
     return OTLPSpanExporter(endpoint=chosen if "://" in chosen else f"http://{chosen}")
 
 
+@lru_cache(maxsize=1024)
 def _extract(traceparent: str | None) -> Context:
-    """A context that holds `traceparent` alone: never the caller's current span."""
+    """A context that holds `traceparent` alone: never the caller's current span. One request asks for the same many times."""
     return _PROPAGATOR.extract({TRACEPARENT_KEY: traceparent or ""}, context=Context())
 
 
+@lru_cache(maxsize=1024)
 def _context_of(traceparent: str | None) -> trace.SpanContext | None:
     if not traceparent:
         return None
