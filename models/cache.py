@@ -4,7 +4,7 @@ import fcntl
 import os
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -36,21 +36,38 @@ def write_whole(path: Path, text: str) -> None:
         part.unlink(missing_ok=True)
 
 
+class LockHeld(TimeoutError):
+    """Another process kept a lock file for longer than was waited."""
+
+    def __init__(self, path: Path, waited_s: float) -> None:
+        super().__init__(f"another process has held {path} for {waited_s:g} s")
+
+
 @contextmanager
-def only_writer(path: Path, report: Report, wait_limit_s: float = LOCK_WAIT_LIMIT_S) -> Iterator[None]:
+def only_holder(path: Path, wait_limit_s: float, waiting: Callable[[], None]) -> Iterator[None]:
     """Holds the lock file `path` among processes and threads. The system frees it when its holder dies.
 
-    Raises PullFailed after `wait_limit_s`.
+    waiting: called again and again until it is ours. Raises LockHeld after `wait_limit_s`, and OSError.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
         deadline = time.monotonic() + wait_limit_s
         while not _locked(file.fileno()):
             if time.monotonic() >= deadline:
-                raise PullFailed(f"Another process has held {path} for {wait_limit_s:g} s. End it, then pull again.")
-            report(PullProgress("waiting for another pull of this model", 0, None))
+                raise LockHeld(path, wait_limit_s)
+            waiting()
             time.sleep(_LOCK_POLL_S)
         yield
+
+
+@contextmanager
+def only_writer(path: Path, report: Report, wait_limit_s: float = LOCK_WAIT_LIMIT_S) -> Iterator[None]:
+    """One pull of a model at a time. Raises PullFailed after `wait_limit_s`."""
+    try:
+        with only_holder(path, wait_limit_s, lambda: report(PullProgress("waiting for another pull of this model", 0, None))):
+            yield
+    except LockHeld as held:
+        raise PullFailed(f"Another process has held {path} for {wait_limit_s:g} s. End it, then pull again.") from held
 
 
 def _locked(descriptor: int) -> bool:

@@ -1,15 +1,31 @@
 """ModelConfig out of a GGUF file's header (field names: GGUF specification)."""
 
 from collections.abc import Collection
+from dataclasses import replace
 
-from models.config import ModelConfig, window_or_none
+from models.config import Activation, ModelConfig, window_or_none
 from models.gguf_header import GgufHeader
 from models.rope import RopeConfig, RopeKind, yarn_attention_factor
 from text.errors import UnsupportedModel
 from text.gguf_fields import GgufFields
 
 # GGUF files of Mistral models call themselves llama.
-GGUF_ARCHITECTURES = ("llama", "qwen2", "qwen3")
+GGUF_ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3")
+
+_REFUSED_SCALES = (
+    "logit_scale",
+    "embedding_scale",
+    "residual_scale",
+    "attention.scale",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+)
+
+# What llama.cpp knows of Gemma 3 where the file does not say it: every so many layers one sees everything, the others turn
+# positions by a base of their own, and the largest model scales its scores in another way.
+_GEMMA3_PATTERN = 6
+_GEMMA3_WINDOW_THETA = 10_000.0
+_GEMMA3_27B_LAYERS = 62
 
 
 def from_gguf(header: GgufHeader) -> ModelConfig:
@@ -32,7 +48,7 @@ def from_gguf(header: GgufHeader) -> ModelConfig:
     context_tokens = fields.integer(f"{architecture}.context_length")
     window = fields.integer(f"{architecture}.attention.sliding_window", 0)
     bos, eos = _ids(fields)
-    return ModelConfig(
+    config = ModelConfig(
         architecture=architecture,
         layers=fields.integer(f"{architecture}.block_count"),
         hidden=hidden,
@@ -54,6 +70,27 @@ def from_gguf(header: GgufHeader) -> ModelConfig:
         bos_id=bos,
         eos_ids=eos,
     )
+    return _with_gemma3(config, fields, window) if architecture == "gemma3" else config
+
+
+def _with_gemma3(config: ModelConfig, fields: GgufFields, window: int) -> ModelConfig:
+    """The converter has added the one to the weights of norms that the original files lack."""
+    if window < 1:
+        raise UnsupportedModel(f"gemma3.attention.sliding_window is {window}; it must be at least 1.")
+    pattern = fields.integer("gemma3.attention.sliding_window_pattern", _GEMMA3_PATTERN)
+    if pattern < 1:
+        raise UnsupportedModel(f"gemma3.attention.sliding_window_pattern is {pattern}; it must be at least 1.")
+    largest = config.layers == _GEMMA3_27B_LAYERS
+    return replace(
+        config,
+        sliding_window=window,
+        full_layers=frozenset(layer for layer in range(config.layers) if (layer + 1) % pattern == 0),
+        window_rope=RopeConfig(RopeKind.DEFAULT, fields.number("gemma3.rope.freq_base_swa", _GEMMA3_WINDOW_THETA)),
+        activation=Activation.GELU_TANH,
+        query_scale=(config.hidden / config.heads) ** -0.5 if largest else None,
+        embedding_scale=config.hidden**0.5,
+        post_norms=True,
+    )
 
 
 def _vocabulary_size(header: GgufHeader) -> int:
@@ -71,7 +108,7 @@ def _has(tensors: Collection[str], name: str) -> bool:
 def _refuse_features(fields: GgufFields, architecture: str) -> None:
     if fields.integer(f"{architecture}.expert_count", 0):
         raise UnsupportedModel("The model is a mixture of experts (expert_count over 0), which is not supported.")
-    for name in ("logit_scale", "embedding_scale", "residual_scale", "attention.scale", "final_logit_softcapping"):
+    for name in _REFUSED_SCALES:
         if fields.number(f"{architecture}.{name}", 0.0):
             raise UnsupportedModel(f"The GGUF field {architecture}.{name} is set; models with that scaling are not supported.")
 

@@ -21,3 +21,7 @@ class BadUtf8(ValueError):
 
 class InvalidStops(ValueError):
     """Stops that break a limit; the message names the stop by its index and the limit."""
+
+
+class BadGrammar(ValueError):
+    """A schema, a regular expression or a grammar that cannot be used. The text names the place, as far as it is known."""

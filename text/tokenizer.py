@@ -62,6 +62,15 @@ class Tokenizer:
         """A fresh stream for one sequence's output."""
         return LibraryStream(self._backend, policy) if self._table is None else Detokeniser(self._table, policy)
 
+    def piece(self, token_id: int) -> bytes:
+        """The bytes that an id stands for in the middle of a text; none for special and unknown ids.
+
+        Where the decoder is no table of bytes: the token as the vocabulary spells it.
+        """
+        if self._table is not None:
+            return self._table[token_id]
+        return b"" if token_id in self.special_ids else (self.token(token_id) or "").encode()
+
     def encode(self, text: str) -> list[int]:
         """Ids of a bare prompt, with the leading special token where the model has one."""
         return list(self._backend.encode(text, add_special_tokens=True).ids)
@@ -73,6 +82,10 @@ class Tokenizer:
     def decode(self, token_ids: Sequence[int]) -> str:
         """The library's decode, without special tokens. May hold U+FFFD; streams use `detokeniser`."""
         return str(self._backend.decode(list(token_ids), skip_special_tokens=True))
+
+    def save(self, path: Path) -> None:
+        """Write it as a tokenizer.json of the tokenizers library."""
+        self._backend.save(str(path))
 
     def token(self, token_id: int) -> str | None:
         """The token as the vocabulary spells it, for logs and tests; None for an unknown id."""
