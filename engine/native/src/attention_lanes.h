@@ -1,0 +1,99 @@
+// Vector steps that only attention needs, on the sixteen lanes of simd.h.
+#pragma once
+
+#include "simd.h"
+
+namespace tandem {
+
+#if !TANDEM_AVX2
+
+static inline i32x16 load(const int32_t* from) {
+    i32x16 value;
+    std::memcpy(&value, from, sizeof value);
+    return value;
+}
+
+// Lanes of `yes` where `left` <= `right`, else of `no`.
+static inline f32x16 where_at_most(int32_t left, i32x16 right, f32x16 yes, f32x16 no) {
+#if TANDEM_AVX512
+    return (f32x16)_mm512_mask_mov_ps((__m512)no, _mm512_cmple_epi32_mask(_mm512_set1_epi32(left), (__m512i)right), (__m512)yes);
+#else
+    return (i32x16{} + left) <= right ? yes : no;
+#endif
+}
+
+// Lanes of `yes` where `left` > `right`, else of `no`.
+static inline f32x16 where_above(f32x16 left, f32x16 right, f32x16 yes, f32x16 no) { return left > right ? yes : no; }
+
+static inline bool any_above(f32x16 left, f32x16 right) {
+#if TANDEM_AVX512
+    return _mm512_cmp_ps_mask((__m512)left, (__m512)right, _CMP_GT_OQ) != 0;
+#else
+    i32x16 above = left > right;
+    int32_t found = 0;
+    for (int lane = 0; lane < LANES; ++lane) found |= above[lane];
+    return found != 0;
+#endif
+}
+
+// 2 to the power of whole numbers between -127 and 127; -127 makes a 0.
+static inline f32x16 power_of_whole(f32x16 whole) { return (f32x16)((__builtin_convertvector(whole, i32x16) + 127) << 23); }
+
+#endif  // !TANDEM_AVX2
+
+// 2 to the power of each lane, to 2.1 ulp for results that are normal numbers; exactly 0 far below. Lanes are finite, at most
+// 126. The polynomials are minimax fits of degree 5 to 2^x with constant 1, on [0, 1] and on [-0.5, 0.5], for the error in ulp.
+static inline f32x16 power_of_two(f32x16 value) {
+#if TANDEM_AVX512
+    f32x16 rest = (f32x16)_mm512_reduce_ps((__m512)value, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+    f32x16 sum = splat(0.0018852974753826857f);
+    sum = multiply_add(sum, rest, splat(0.008973378688097f));
+    sum = multiply_add(sum, rest, splat(0.05583592504262924f));
+    sum = multiply_add(sum, rest, splat(0.24015280604362488f));
+    sum = multiply_add(sum, rest, splat(0.6931524872779846f));
+    sum = multiply_add(sum, rest, splat(1.0f));
+    return (f32x16)_mm512_scalef_ps((__m512)sum, (__m512)value);  // takes the floor of the exponent itself
+#else
+    f32x16 whole = (value + 12582912.0f) - 12582912.0f;  // 1.5 * 2^23 leaves no bits behind the point
+    f32x16 rest = value - whole;
+    f32x16 sum = splat(0.0013225707225501537f);
+    sum = multiply_add(sum, rest, splat(0.009671762585639954f));
+    sum = multiply_add(sum, rest, splat(0.05550891533493996f));
+    sum = multiply_add(sum, rest, splat(0.24022236466407776f));
+    sum = multiply_add(sum, rest, splat(0.693146824836731f));
+    sum = multiply_add(sum, rest, splat(1.0f));
+    whole = maximum(whole, splat(-127.0f));  // the exponent field 0: a factor of 0
+    return sum * power_of_whole(whole);
+#endif
+}
+
+#if TANDEM_AVX512
+
+// Rows become columns in a matrix of 16 x 16 words of 32 bits.
+static inline void transpose(__m512i (&rows)[LANES]) {
+    __m512i pairs[LANES], fours[LANES];
+    for (int row = 0; row < LANES; row += 2) {
+        pairs[row] = _mm512_unpacklo_epi32(rows[row], rows[row + 1]);
+        pairs[row + 1] = _mm512_unpackhi_epi32(rows[row], rows[row + 1]);
+    }
+    for (int row = 0; row < LANES; row += 4) {
+        fours[row] = _mm512_unpacklo_epi64(pairs[row], pairs[row + 2]);
+        fours[row + 1] = _mm512_unpackhi_epi64(pairs[row], pairs[row + 2]);
+        fours[row + 2] = _mm512_unpacklo_epi64(pairs[row + 1], pairs[row + 3]);
+        fours[row + 3] = _mm512_unpackhi_epi64(pairs[row + 1], pairs[row + 3]);
+    }
+    for (int column = 0; column < 4; ++column) {
+        __m512i even_low = _mm512_shuffle_i32x4(fours[column], fours[4 + column], 0x88);
+        __m512i odd_low = _mm512_shuffle_i32x4(fours[column], fours[4 + column], 0xdd);
+        __m512i even_high = _mm512_shuffle_i32x4(fours[8 + column], fours[12 + column], 0x88);
+        __m512i odd_high = _mm512_shuffle_i32x4(fours[8 + column], fours[12 + column], 0xdd);
+        rows[column] = _mm512_shuffle_i32x4(even_low, even_high, 0x88);
+        rows[4 + column] = _mm512_shuffle_i32x4(odd_low, odd_high, 0x88);
+        rows[8 + column] = _mm512_shuffle_i32x4(even_low, even_high, 0xdd);
+        rows[12 + column] = _mm512_shuffle_i32x4(odd_low, odd_high, 0xdd);
+    }
+}
+
+#endif
+
+}  // namespace tandem

@@ -1,0 +1,122 @@
+// What the kernels of one instruction set offer to the rest of the library.
+//
+// The whole library is compiled once for each instruction set (see build.py), with these macros set to 0 or 1:
+// TANDEM_AMX (AMX-bf16 tiles), TANDEM_BF16 (AVX-512 bf16 dot products), TANDEM_AVX512 (F, BW, VL, DQ), TANDEM_AVX2 (with
+// FMA and without AVX-512).
+//
+// bfloat16 values travel as uint16_t; sums are float32. A kernel does the share `part` of `parts` of its work; a barrier
+// lies between two kernels. A row's result must not depend on the other rows, on `parts`, or on how a prompt was cut.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tandem {
+
+using bf16 = uint16_t;
+
+// Strides count elements. The order of the pool is [page, layer, token, (key, value), kv head, head_dim].
+struct Pool {
+    bf16* data;
+    int64_t page_stride;
+    int64_t layer_stride;
+    int64_t token_stride;
+};
+
+struct Geometry {
+    int32_t heads;
+    int32_t kv_heads;
+    int32_t head_dim;
+    int32_t page_tokens;
+    int32_t layers;
+    float rms_eps;
+
+    int32_t query_columns() const { return heads * head_dim; }
+    int32_t qkv_columns() const { return (heads + 2 * kv_heads) * head_dim; }
+};
+
+// The packed rows of a step: where each one stands and where its keys and values go.
+struct Rows {
+    int32_t count;
+    const int32_t* positions;
+    const int32_t* write_pages;
+    const int32_t* write_offsets;
+};
+
+// The sequences of a step. Sequence s has the packed rows first_row[s] .. + row_count[s], the first one at
+// first_position[s]; its page table begins at pages[table_start[s]] and covers its last row.
+struct Sequences {
+    int32_t count;
+    const int32_t* first_row;
+    const int32_t* row_count;
+    const int32_t* first_position;
+    const int32_t* table_start;
+    const int32_t* pages;
+};
+
+// What becomes of the float32 sums of a product.
+enum class Finish : int32_t {
+    ROUND = 0,   // to bfloat16
+    ADD = 1,     // the residual is added, then rounded once
+    SWIGLU = 2,  // silu(gate) * up, rounded once; half as many columns come out
+    FLOAT = 3,   // float32 as they are
+};
+
+// A weight [outputs, inputs] in panels of 32 outputs: [panel][inputs / 32][half panel][input pair][16 outputs][2 inputs], so
+// that a half panel of 32 inputs is one tile of the matrix unit and a row of it one vector. Inputs and outputs are padded
+// with zeros. For SWIGLU the first half of a panel holds gates, the second half the ups of the same columns.
+struct Weight {
+    const bf16* panels;
+    const float* bias;  // one number for each padded output, in the order of the panels; or null
+    int32_t inputs;     // padded to a multiple of 32
+    int32_t columns;    // of the result
+};
+
+constexpr int PANEL = 32;       // outputs in a panel
+constexpr int INPUT_BLOCK = 32; // inputs in a tile
+
+// x: [rows, inputs], rows x_stride elements apart; what pads its rows must be zero.
+struct Product {
+    const bf16* x;
+    int64_t x_stride;
+    int32_t rows;
+    Finish finish;
+    const bf16* residual;  // [rows, columns], residual_stride apart; may not be `out`
+    int64_t residual_stride;
+    void* out;  // [rows, columns] of bfloat16 or float32, out_stride elements apart
+    int64_t out_stride;
+};
+
+// out = finish(x * weight^T + bias).
+void linear(const Weight& weight, const Product& product, int part, int parts);
+
+// x / sqrt(mean(x^2) + eps) * weight for each row of `columns`.
+void norm(const bf16* x, int64_t x_stride, const bf16* weight, bf16* out, int64_t out_stride, int rows, int columns, float eps,
+          int part, int parts);
+
+// The share of `count` things that a part does: begin <= thing < end.
+struct Share {
+    int begin;
+    int end;
+};
+
+static inline Share share_of(int count, int part, int parts) {
+    return {static_cast<int>(static_cast<int64_t>(count) * part / parts),
+            static_cast<int>(static_cast<int64_t>(count) * (part + 1) / parts)};
+}
+
+// Head norms (or null), rotary embedding of queries and keys in place, keys and values into the pool.
+// qkv: [rows, qkv_columns] contiguous. rope: [positions, head_dim], cosines then sines.
+// head_norms: [heads + kv_heads, head_dim].
+void rotate_and_store(const Geometry& geometry, const Pool& pool, int layer, const Rows& rows, bf16* qkv, const float* rope,
+                      const float* head_norms, int part, int parts);
+
+// Bytes of scratch that one part of `attend` needs, a multiple of 64; the scratch is aligned to 64 bytes.
+size_t attend_scratch_bytes(const Geometry& geometry, const Sequences& sequences, int parts);
+
+// Attention of the rotated rows over the pages. out: [rows, query_columns] contiguous. Rows outside every sequence stay as
+// they are.
+void attend(const Geometry& geometry, const Pool& pool, int layer, const Sequences& sequences, const bf16* qkv, bf16* out,
+            void* scratch, int part, int parts);
+
+}  // namespace tandem

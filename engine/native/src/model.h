@@ -1,0 +1,46 @@
+// A whole model and a whole step of it, as Python describes them (engine/native/library.py has the same structs).
+#pragma once
+
+#include "kernels.h"
+
+namespace tandem {
+
+struct Layer {
+    const bf16* attention_norm;
+    const float* head_norms;  // or null
+    const bf16* mlp_norm;
+    Weight qkv;
+    Weight output;
+    Weight gate_up;
+    Weight down;
+};
+
+struct Model {
+    Geometry geometry;
+    int32_t hidden;
+    int32_t intermediate;
+    Pool pool;
+    const float* rope;
+    const bf16* embedding;  // [vocabulary, hidden]
+    const Layer* layers;
+    const bf16* final_norm;
+    Weight head;
+};
+
+// The packed rows of a step and what is wanted of them. The last layer attends for the wanted rows only, each a sequence of
+// its own.
+struct Step {
+    Rows rows;
+    const int32_t* token_ids;
+    Sequences sequences;
+    Sequences wanted;  // first_row: the wanted rows, in the order of the logits
+    int32_t fresh_count;
+    const int32_t* fresh_pages;
+    float* logits;  // [wanted.count, vocabulary]
+    // Called by part 0 with n when the keys and values of the first n layers are written, for each n of marks; or null.
+    void (*told)(int32_t layers);
+    int32_t mark_count;
+    const int32_t* marks;
+};
+
+}  // namespace tandem

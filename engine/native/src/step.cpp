@@ -1,0 +1,146 @@
+// The order of a decoder step: the same operations, in the same order, as engine/llama.py composes.
+#include "step.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace tandem {
+
+void Workspace::fit(const Model& model, const Step& step, int parts) {
+    const size_t rows = static_cast<size_t>(step.rows.count);
+    auto take = [rows](Memory& memory, int64_t columns) {
+        return static_cast<bf16*>(memory.take(rows * static_cast<size_t>(columns) * sizeof(bf16)));
+    };
+    residual = take(residual_, padded(model.hidden));
+    other = take(other_, padded(model.hidden));
+    normed = take(normed_, padded(model.hidden));
+    qkv = take(qkv_, model.geometry.qkv_columns());
+    attended = take(attended_, model.geometry.query_columns());
+    middle = take(middle_, padded(model.intermediate));
+    scratch_bytes = std::max(attend_scratch_bytes(model.geometry, step.sequences, parts),
+                             attend_scratch_bytes(model.geometry, step.wanted, parts));
+    scratch = static_cast<char*>(scratch_.take(scratch_bytes * static_cast<size_t>(parts)));
+}
+
+namespace {
+
+class Part {
+  public:
+    Part(const Model& model, const Step& step, Workspace& space, Threads& threads, int part)
+        : model_(model), step_(step), space_(space), threads_(threads), part_(part), residual_(space.residual),
+          other_(space.other), stride_(padded(model.hidden)), rows_(step.rows.count) {}
+
+    void run() {
+        if (part_ == 0) space_.times.begin();
+        begin();
+        const int last = model_.geometry.layers - 1;
+        for (int index = 0; index <= last; ++index) {
+            const Layer& layer = model_.layers[index];
+            keys_and_values(layer, index);
+            if (index == last && step_.wanted.count == 0) return;
+            attend(model_.geometry, model_.pool, index, index == last ? step_.wanted : step_.sequences, space_.qkv,
+                   space_.attended, space_.scratch + static_cast<size_t>(part_) * space_.scratch_bytes, part_, parts());
+            finish(Operation::ATTEND);
+            if (index == last) keep_wanted();
+            add(layer.output, space_.attended, model_.geometry.query_columns());
+            finish(Operation::OUT);
+            normalise(layer.mlp_norm);
+            multiply(layer.gate_up, space_.normed, stride_, Finish::SWIGLU, space_.middle, padded(model_.intermediate));
+            finish(Operation::GATE_UP);
+            add(layer.down, space_.middle, padded(model_.intermediate));
+            finish(Operation::DOWN);
+        }
+        normalise(model_.final_norm);
+        multiply(model_.head, space_.normed, stride_, Finish::FLOAT, step_.logits, model_.head.columns);
+        finish(Operation::HEAD);
+    }
+
+  private:
+    int parts() const { return threads_.count(); }
+
+    // All parts of an operation are done.
+    void finish(Operation operation) {
+        threads_.meet();
+        if (part_ == 0) space_.times.end(operation);
+    }
+
+    void begin() {
+        const size_t page_bytes = static_cast<size_t>(model_.pool.page_stride) * sizeof(bf16);
+        const Share pages = share_of(step_.fresh_count, part_, parts());
+        for (int index = pages.begin; index < pages.end; ++index)
+            std::memset(model_.pool.data + step_.fresh_pages[index] * model_.pool.page_stride, 0, page_bytes);
+        const Share rows = share_of(rows_, part_, parts());
+        const size_t row_bytes = static_cast<size_t>(model_.hidden) * sizeof(bf16);
+        for (int row = rows.begin; row < rows.end; ++row)
+            std::memcpy(residual_ + row * stride_, model_.embedding + static_cast<int64_t>(step_.token_ids[row]) * model_.hidden,
+                        row_bytes);
+        finish(Operation::EMBED);
+    }
+
+    void keys_and_values(const Layer& layer, int index) {
+        normalise(layer.attention_norm);
+        multiply(layer.qkv, space_.normed, stride_, Finish::ROUND, space_.qkv, model_.geometry.qkv_columns());
+        finish(Operation::QKV);
+        rotate_and_store(model_.geometry, model_.pool, index, step_.rows, space_.qkv, model_.rope, layer.head_norms, part_,
+                         parts());
+        finish(Operation::ROTATE);
+        tell(index + 1);
+    }
+
+    // The others go on meanwhile.
+    void tell(int layers) {
+        if (part_ != 0 || !step_.told) return;
+        for (int mark = 0; mark < step_.mark_count; ++mark)
+            if (step_.marks[mark] == layers) step_.told(layers);
+        space_.times.end(Operation::TELL);
+    }
+
+    void normalise(const bf16* weight) {
+        norm(residual_, stride_, weight, space_.normed, stride_, rows_, model_.hidden, model_.geometry.rms_eps, part_, parts());
+        finish(Operation::NORM);
+    }
+
+    void multiply(const Weight& weight, const bf16* x, int64_t x_stride, Finish finish, void* out, int64_t out_stride) {
+        linear(weight, {x, x_stride, rows_, finish, residual_, stride_, out, out_stride}, part_, parts());
+    }
+
+    void add(const Weight& weight, const bf16* x, int64_t x_stride) {
+        multiply(weight, x, x_stride, Finish::ADD, other_, stride_);
+        std::swap(residual_, other_);
+    }
+
+    // Only the wanted rows from here on, moved to the front. Part 0 alone: they are few, and may lie in one another's way.
+    void keep_wanted() {
+        rows_ = step_.wanted.count;
+        const int columns = model_.geometry.query_columns();
+        if (part_ == 0) {
+            for (int row = 0; row < rows_; ++row) {
+                const int64_t from = step_.wanted.first_row[row];
+                std::memcpy(space_.normed + row * stride_, residual_ + from * stride_, static_cast<size_t>(stride_) * sizeof(bf16));
+                std::memcpy(space_.qkv + static_cast<int64_t>(row) * columns, space_.attended + from * columns,
+                            static_cast<size_t>(columns) * sizeof(bf16));
+            }
+            std::memcpy(residual_, space_.normed, static_cast<size_t>(rows_ * stride_) * sizeof(bf16));
+            std::memcpy(space_.attended, space_.qkv, static_cast<size_t>(rows_) * static_cast<size_t>(columns) * sizeof(bf16));
+        }
+        threads_.meet();
+    }
+
+    const Model& model_;
+    const Step& step_;
+    Workspace& space_;
+    Threads& threads_;
+    const int part_;
+    bf16* residual_;
+    bf16* other_;
+    const int64_t stride_;
+    int rows_;
+};
+
+}  // namespace
+
+void run_step(const Model& model, const Step& step, Workspace& space, Threads& threads, int part) {
+    Part(model, step, space, threads, part).run();
+}
+
+}  // namespace tandem

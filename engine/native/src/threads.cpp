@@ -1,0 +1,69 @@
+#include "threads.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace tandem {
+namespace {
+
+// About 100 us: longer than kernels differ in their shares, shorter than the pause between two steps.
+constexpr int SPINS = 2000;
+
+inline void relax() {
+#if defined(__x86_64__)
+    _mm_pause();
+#endif
+}
+
+}  // namespace
+
+void Barrier::wait() {
+    const unsigned round = round_.load(std::memory_order_acquire);
+    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == parties_) {
+        arrived_.store(0, std::memory_order_relaxed);
+        {
+            std::lock_guard<std::mutex> held(mutex_);
+            round_.store(round + 1, std::memory_order_release);
+        }
+        moved_.notify_all();
+        return;
+    }
+    for (int spin = 0; spin < SPINS; ++spin) {
+        if (round_.load(std::memory_order_acquire) != round) return;
+        relax();
+    }
+    std::unique_lock<std::mutex> held(mutex_);
+    moved_.wait(held, [&] { return round_.load(std::memory_order_acquire) != round; });
+}
+
+Threads::Threads(int count) : count_(count), barrier_(count) {
+    threads_.reserve(static_cast<size_t>(count - 1));
+    for (int part = 1; part < count; ++part) threads_.emplace_back([this, part] { serve(part); });
+}
+
+Threads::~Threads() {
+    if (count_ == 1) return;
+    work_ = nullptr;
+    barrier_.wait();
+    for (std::thread& thread : threads_) thread.join();
+}
+
+void Threads::run(Work work, void* argument) {
+    work_ = work;
+    argument_ = argument;
+    meet();
+    work(argument, 0);
+    meet();
+}
+
+void Threads::serve(int part) {
+    for (;;) {
+        barrier_.wait();
+        if (!work_) return;
+        work_(argument_, part);
+        barrier_.wait();
+    }
+}
+
+}  // namespace tandem
