@@ -4,13 +4,16 @@ A backend is registered by name with the setups it can serve. At load the first 
 plain reference on random data of the model's own geometry, and kept for the life of the runner.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
+from engine.batch import LayerMarks
+from engine.model_weights import ModelWeights, PackedLinear
 from engine.step import Step
+from models.config import Activation
 
 AUTO = "auto"
 
@@ -23,8 +26,12 @@ class BackendUnfit(RuntimeError):
 class Setup:
     """What a backend is built for.
 
-    pool: `dtype` [pages, layers, page_tokens, 2, kv_heads, head_dim], contiguous.
+    pool: `dtype` [pages, layers, page_tokens, vectors, kv_heads, head_dim], contiguous: of one KV group. A model with several has
+    a setup and a backend for each; products and norms are computed by the first one's.
     rope: float32 [positions, head_dim], cosines then sines (see engine.rope).
+    latent_rank: with attention over latent vectors (kv_heads is 1), how many values of such a vector, its first, are normalised
+    and make values; the others, as many as rope has columns, are rotated, in it and at the end of each query.
+    window: tokens that a query sees, itself included; None when it sees all. score_scale: None is head_dim ** -0.5.
     """
 
     device: torch.device
@@ -35,6 +42,20 @@ class Setup:
     rms_eps: float
     pool: torch.Tensor
     rope: torch.Tensor
+    window: int | None = None
+    score_scale: float | None = None
+    activation: Activation = Activation.SILU
+    latent_rank: int | None = None
+
+    @property
+    def vectors(self) -> int:
+        """What a token stores for each key head: key and value, or a latent that is both."""
+        return 2 if self.latent_rank is None else 1
+
+    @property
+    def scale(self) -> float:
+        """What scores are multiplied with."""
+        return self.head_dim**-0.5 if self.score_scale is None else self.score_scale
 
     @property
     def query_columns(self) -> int:
@@ -42,17 +63,19 @@ class Setup:
 
     @property
     def qkv_columns(self) -> int:
-        return (self.heads + 2 * self.kv_heads) * self.head_dim
+        return (self.heads + self.vectors * self.kv_heads) * self.head_dim
 
 
-@dataclass(frozen=True, slots=True)
-class PackedLinear:
-    """A weight in the order its backend likes best. Only the backend that packed it may use it."""
+class WholeStep(Protocol):
+    """A decoder step as one call."""
 
-    weight: torch.Tensor
-    bias: torch.Tensor | None
-    in_features: int
-    out_features: int
+    def __call__(self, step: Step, marks: LayerMarks | None) -> torch.Tensor:
+        """Write the KV of all rows, telling the marks; float32 logits [R, vocabulary] of step.logit_rows."""
+        ...
+
+    def part_seconds(self) -> Mapping[str, float]:
+        """Seconds of all calls so far, by part of a step; from any thread, while a step runs too."""
+        ...
 
 
 class Backend(Protocol):
@@ -65,8 +88,17 @@ class Backend(Protocol):
     @property
     def name(self) -> str: ...
 
+    @property
+    def chunks_read_as_rows(self) -> bool:
+        """Whether a row reads the same, bit for bit, in a chunk and as a row of its own: drafts are then computed as chunks."""
+        ...
+
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
         """weight [out, in] and bias [out], in the setup's dtype and device."""
+        ...
+
+    def pack_gate_up(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
+        """weight [2 * intermediate, in], gates then ups, for `gated`."""
         ...
 
     def pack_head(self, weight: torch.Tensor) -> PackedLinear:
@@ -89,23 +121,28 @@ class Backend(Protocol):
         """Root mean square norm of [T, hidden] times weight."""
         ...
 
-    def swiglu(self, own_gate_up: torch.Tensor) -> torch.Tensor:
-        """[T, 2 * intermediate], gates then ups, to silu(gate) * up, [T, intermediate]."""
+    def gated(self, x: torch.Tensor, gate_up: PackedLinear) -> torch.Tensor:
+        """[T, in] to activation(gate) * up, [T, intermediate]."""
         ...
 
     def rotate_and_store(self, own_qkv: torch.Tensor, layer: int, head_norms: torch.Tensor | None) -> torch.Tensor:
         """own_qkv [T, qkv_columns]: rotate queries and keys, write keys and values to the pool, return it rotated.
 
-        head_norms: float32 [heads + kv_heads, head_dim], weights of the norms on query and key heads before the rotation (Qwen3).
+        head_norms: float32 [heads + kv_heads, head_dim], weights of the norms on query and key heads before the rotation (Qwen3);
+        [latent_rank], of the norm on latents.
         """
         ...
 
     def attend(self, qkv: torch.Tensor, layer: int) -> torch.Tensor:
-        """Attention of the rotated rows over their pages; [T, query_columns]."""
+        """Attention of the rotated rows over their pages; [T, query_columns], or [T, heads * latent_rank]."""
         ...
 
     def logits(self, x: torch.Tensor, head: PackedLinear) -> torch.Tensor:
         """[R, hidden] to float32 [R, vocabulary]."""
+        ...
+
+    def whole_step(self, weights: ModelWeights) -> WholeStep | None:
+        """All of the above for these weights as one call with the same results, bit for bit; None where there is no such call."""
         ...
 
 

@@ -1,5 +1,7 @@
 """Choosing a backend at load, and the proof that it computes what the reference computes on this machine."""
 
+import logging
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -7,30 +9,52 @@ import torch
 from engine.backend import Backend, BackendUnfit, Registration, Registry, Setup
 from engine.batch import Batch, Rows
 from engine.layout import pages_for
+from engine.native.backend import REGISTRATION as NATIVE
 from engine.reference_backend import REGISTRATION as REFERENCE
 from engine.reference_backend import ReferenceBackend
 from engine.step import Step, StepLimits, build_step
 from engine.torch_backend import REGISTRATION as TORCH
 
 # A backend becomes available by its registration here.
-BACKENDS = Registry((TORCH, REFERENCE))
+BACKENDS = Registry((NATIVE, TORCH, REFERENCE))
 
 # Largest difference to the reference, relative to the largest value: rounding of the dtype and another order of sums, no more.
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
 TEST_ROWS = 6
 TEST_LAYERS = 2
+# A window narrower than the check's longest sequences, so that it hides something; no round number of tokens.
+TEST_WINDOW_TOKENS = 37
+
+_log = logging.getLogger(__name__)
 
 
 def choose_backend(registry: Registry, name: str, setup: Setup) -> Backend:
     """The best backend that passes its check; with a name, that one. Raises BackendUnfit saying what each one failed at."""
-    causes = []
-    for registration in registry.candidates(name, setup.device, setup.dtype):
+    return choose_backends(registry, name, (setup,))[0]
+
+
+def choose_backends(registry: Registry, name: str, setups: Sequence[Setup]) -> tuple[Backend, ...]:
+    """One backend for each KV group, all of the best kind that passes its check for every one of them. Raises BackendUnfit."""
+    causes: list[str] = []
+    for registration in registry.candidates(name, setups[0].device, setups[0].dtype):
         try:
-            check_backend(registration, setup)
-            return registration.build(setup)
+            for setup in setups:
+                check_backend(registration, setup)
+            backends = tuple(registration.build(setup) for setup in setups)
         except BackendUnfit as error:
             causes.append(str(error))
+            continue
+        _tell(backends[0], causes)
+        return backends
     raise BackendUnfit("no backend can run here: " + "; ".join(causes or ["none fits the device and dtype"]))
+
+
+def _tell(backend: Backend, causes: list[str]) -> None:
+    """One line: what computes, and why nothing better does."""
+    if causes:
+        _log.warning("backend %s computes, as a better one cannot: %s", backend.name, "; ".join(causes))
+    else:
+        _log.info("backend %s computes", backend.name)
 
 
 @torch.inference_mode()
@@ -43,12 +67,13 @@ def check_backend(registration: Registration, setup: Setup) -> None:
     page_tokens = setup.pool.shape[2]
     batch, pages = _mixed_batch(page_tokens)
     positions = max(rows.end_position for rows in batch.rows)
-    step = build_step(batch, StepLimits(1, positions, page_tokens, pages))
-    shape = (pages, TEST_LAYERS, page_tokens, 2, setup.kv_heads, setup.head_dim)
+    window = None if setup.window is None else min(setup.window, TEST_WINDOW_TOKENS)
+    step = build_step(batch, StepLimits(1, positions, page_tokens, pages, window))
+    shape = (pages, TEST_LAYERS, page_tokens, setup.vectors, setup.kv_heads, setup.head_dim)
     pool = torch.randn(shape, generator=generator).to(setup.dtype).to(setup.device)
-    rope = torch.randn((positions, setup.head_dim), generator=generator).to(setup.device)
-    ours = replace(setup, pool=pool.clone(), rope=rope)
-    theirs = replace(setup, pool=pool.clone(), rope=rope)
+    rope = torch.randn((positions, setup.rope.shape[1]), generator=generator).to(setup.device)
+    ours = replace(setup, pool=pool.clone(), rope=rope, window=window)
+    theirs = replace(setup, pool=pool.clone(), rope=rope, window=window)
     try:
         candidate = registration.build(ours)
         check = _Check(registration.name, setup, generator)
@@ -90,13 +115,17 @@ class _Check:
             self.same(label + " and residual", ours.linear_add(x, mine, residual.clone()), expected)
         self.same("logits", ours.logits(x, ours.pack_head(weight)), theirs.logits(x, theirs.pack_head(weight)))
         self.same("norm", ours.norm(x, weight[0]), theirs.norm(x, weight[0]))
-        self.same("swiglu", ours.swiglu(residual.clone()), theirs.swiglu(residual.clone()))
+        self.same(
+            "gated product", ours.gated(x, ours.pack_gate_up(weight, bias)), theirs.gated(x, theirs.pack_gate_up(weight, bias))
+        )
 
     def attention(self, ours: Backend, theirs: Backend, step: Step) -> None:
         ours.begin(step)
         theirs.begin(step)
-        norms = self._random(self._setup.heads + self._setup.kv_heads, self._setup.head_dim).to(torch.float32)
-        for layer, head_norms in enumerate((None, norms)):
+        setup = self._setup
+        norms = self._random(setup.heads + setup.kv_heads, setup.head_dim).to(torch.float32)
+        kinds = (None, norms) if setup.latent_rank is None else (norms[0, : setup.latent_rank], norms[1, : setup.latent_rank])
+        for layer, head_norms in enumerate(kinds):
             qkv = self._random(step.positions.size, self._setup.qkv_columns)
             mine = ours.rotate_and_store(qkv.clone(), layer, head_norms)
             reference = theirs.rotate_and_store(qkv.clone(), layer, head_norms)

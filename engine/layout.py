@@ -5,6 +5,8 @@ import json
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 
+from lifecycle.prefix_keys import PrefixIdentity, PrefixKeys
+
 MAX_PAGE_TOKENS = 1024
 FINGERPRINT_CHARACTERS = 32
 DTYPE_BYTES = {"bfloat16": 2, "float32": 4}
@@ -24,6 +26,7 @@ class GroupLayout:
 
     A page holds `page_tokens` tokens of all `layers` as one contiguous range, in the order
     [layer, token, key then value, head, head_dim]. A latent group stores one vector a token, with no value beside it.
+    `window`, in tokens: how many a query sees, itself included, in a sliding group; None in the others.
     """
 
     kind: GroupKind
@@ -32,6 +35,7 @@ class GroupLayout:
     head_dim: int
     page_tokens: int
     dtype: str
+    window: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("layers", "kv_heads", "head_dim", "page_tokens"):
@@ -39,6 +43,12 @@ class GroupLayout:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
         if self.page_tokens > MAX_PAGE_TOKENS:
             raise ValueError(f"page_tokens is {self.page_tokens}; the limit is {MAX_PAGE_TOKENS} tokens")
+        if (self.window is not None) != (self.kind is GroupKind.SLIDING):
+            raise ValueError(
+                f"window is {self.window} in a group of kind {self.kind.value}; a sliding group has one, others none"
+            )
+        if self.window is not None and self.window < 1:
+            raise ValueError(f"window is {self.window}; it must be at least 1 token")
         if self.dtype not in DTYPE_BYTES:
             raise ValueError(f"dtype is {self.dtype!r}; choose one of {', '.join(sorted(DTYPE_BYTES))}")
 
@@ -63,13 +73,30 @@ class GroupLayout:
         """Bytes of one page: the unit of allocation, transfer and hashing."""
         return self.page_tokens * self.token_bytes
 
+    def first_page(self, cached_tokens: int) -> int:
+        """Number of the first page that a sequence with so many tokens in the cache still needs; none reads those before it."""
+        return first_visible_page(cached_tokens, self.window, self.page_tokens)
+
+    def most_pages(self, tokens: int, step_tokens: int) -> int:
+        """Most pages that a sequence holds at once on its way to `tokens` tokens, with at most `step_tokens` in one step."""
+        whole = pages_for(tokens, self.page_tokens)
+        if self.window is None:
+            return whole
+        # What a step touches, wherever its first token lies in a page.
+        touched = self.window - 1 + step_tokens
+        return min(whole, 1 + pages_for(touched - 1, self.page_tokens))
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Everything that decides what the bytes of a page mean. Unlike layouts never exchange pages."""
+    """Everything that decides what the bytes of a page mean. Unlike layouts never exchange pages.
+
+    positions: how positions enter the KV, as a canonical text.
+    """
 
     model_snapshot: str
     groups: tuple[GroupLayout, ...]
+    positions: str = ""
 
     def __post_init__(self) -> None:
         if not self.groups:
@@ -84,9 +111,25 @@ class Layout:
         return hashlib.sha256(canonical.encode()).hexdigest()[:FINGERPRINT_CHARACTERS]
 
     @property
+    def prefix_keys(self) -> PrefixKeys | None:
+        """Makes the keys of full pages; None where the pages of a prefix do not all stay: a group has a window, or its pages
+        have another length."""
+        sizes = {group.page_tokens for group in self.groups}
+        if len(sizes) != 1 or any(group.kind is GroupKind.SLIDING for group in self.groups):
+            return None
+        dtypes = ",".join(group.dtype for group in self.groups)
+        identity = PrefixIdentity(self.model_snapshot, self.fingerprint, self.positions, dtypes, min(sizes))
+        return PrefixKeys(identity.digest, min(sizes))
+
+    @property
     def token_bytes(self) -> int:
         """Bytes that one token stores in all groups."""
         return sum(group.token_bytes for group in self.groups)
+
+
+def first_visible_page(cached_tokens: int, window: int | None, page_tokens: int) -> int:
+    """Number of the first page that the token at position `cached_tokens` sees, through a window of so many tokens."""
+    return 0 if window is None else max(0, cached_tokens + 1 - window) // page_tokens
 
 
 def pages_for(tokens: int, page_tokens: int) -> int:

@@ -1,41 +1,101 @@
-"""The decoder of the Llama family: Llama, Mistral, Qwen2 and Qwen3 differ only in what their weights contain."""
+"""The decoder of the Llama family: Llama, Mistral, Qwen2, Qwen3 and Gemma 3 differ only in what their weights contain and in
+what their layers see."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
 from engine.backend import Backend
+from engine.batch import LayerMarks
+from engine.model_weights import LayerWeights, ModelWeights, PackedLinear
 from engine.step import Step
-from engine.weights import ModelWeights
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPlace:
+    """Where the KV of a layer is: which KV group, and which layer of that."""
+
+    group: int
+    layer: int
 
 
 class Decoder:
-    """Pre-norm blocks of grouped-query attention and SwiGLU over a backend that owns the KV pool."""
+    """Pre-norm blocks of grouped-query attention and a gated MLP over backends that own the KV pools.
 
-    def __init__(self, weights: ModelWeights, backend: Backend) -> None:
-        self._weights = weights
-        self._backend = backend
+    backends: one for each KV group, of one kind; the first one computes what has nothing to do with KV. places: one for each
+    layer; by default all are layers of one group.
+    """
 
-    def forward(self, step: Step) -> torch.Tensor:
-        """Write the KV of all T rows and return float32 logits [R, vocabulary] of step.logit_rows.
+    def __init__(self, weights: ModelWeights, backends: Sequence[Backend], places: Sequence[LayerPlace] = ()) -> None:
+        self.weights = weights
+        self._backends = tuple(backends)
+        self._places = tuple(places) or tuple(LayerPlace(0, layer) for layer in range(len(weights.layers)))
+        self._whole_step = backends[0].whole_step(weights) if len(backends) == 1 else None
+
+    def forward(self, steps: Sequence[Step], marks: LayerMarks | None = None) -> torch.Tensor:
+        """Write the KV of all T rows and return float32 logits [R, vocabulary] of step.logit_rows. steps: one for each KV group.
 
         Past the last layer's KV only the wanted rows are computed: nothing reads the others.
         """
-        weights, backend = self._weights, self._backend
+        if self._whole_step is not None:
+            return self._whole_step(steps[0], marks)
+        return self.compose(steps, marks)
+
+    @property
+    def chunks_read_as_rows(self) -> bool:
+        """See Backend."""
+        return self._backends[0].chunks_read_as_rows
+
+    def part_seconds(self) -> Mapping[str, float]:
+        """Where the time of whole steps went, by part; empty for a backend that does not count it."""
+        return self._whole_step.part_seconds() if self._whole_step is not None else {}
+
+    def compose(self, steps: Sequence[Step], marks: LayerMarks | None = None) -> torch.Tensor:
+        """`forward` out of single operations."""
+        weights, backend, step = self.weights, self._backends[0], steps[0]
         device = weights.embedding.device
-        backend.begin(step)
+        for each, own in zip(self._backends, steps, strict=True):
+            each.begin(own)
         wanted = torch.from_numpy(step.logit_rows).to(device)
         residual = weights.embedding.index_select(0, torch.from_numpy(step.token_ids).to(device))
+        if weights.embedding_scale != 1.0:
+            residual.mul_(torch.tensor(weights.embedding_scale, dtype=residual.dtype, device=device))
         last = len(weights.layers) - 1
-        for index, layer in enumerate(weights.layers):
-            qkv = backend.linear(backend.norm(residual, layer.attention_norm), layer.qkv)
-            qkv = backend.rotate_and_store(qkv, index, layer.head_norms)
+        for index, (layer, place) in enumerate(zip(weights.layers, self._places, strict=True)):
+            keeper = self._backends[place.group]
+            qkv = self._qkv(backend.norm(residual, layer.attention_norm), layer)
+            qkv = keeper.rotate_and_store(qkv, place.layer, layer.head_norms)
+            if marks is not None and index + 1 in marks.layers:
+                marks.told(index + 1)
             if index == last and wanted.shape[0] == 0:
                 break
-            attended = backend.attend(qkv, index)
+            attended = keeper.attend(qkv, place.layer)
             if index == last:
                 attended, residual = attended.index_select(0, wanted), residual.index_select(0, wanted)
-            residual = backend.linear_add(attended, layer.output, residual)
-            gate_up = backend.linear(backend.norm(residual, layer.mlp_norm), layer.gate_up)
-            residual = backend.linear_add(backend.swiglu(gate_up), layer.down, residual)
+            residual = self._behind(attended, layer, residual)
         if wanted.shape[0] == 0:
             return torch.empty((0, weights.embedding.shape[0]), dtype=torch.float32, device=device)
         return backend.logits(backend.norm(residual, weights.final_norm), weights.head)
+
+    def _qkv(self, x: torch.Tensor, layer: LayerWeights) -> torch.Tensor:
+        backend, query = self._backends[0], layer.query
+        qkv = backend.linear(x, layer.qkv)
+        if query is None:
+            return qkv
+        queries = backend.linear(backend.norm(backend.linear(x, query.down), query.norm), query.up)
+        return torch.cat([queries, qkv], dim=1)
+
+    def _behind(self, attended: torch.Tensor, layer: LayerWeights, own_residual: torch.Tensor) -> torch.Tensor:
+        """What follows attention in a layer."""
+        residual = self._added(attended, layer.output, layer.attention_post_norm, own_residual)
+        hidden = self._backends[0].gated(self._backends[0].norm(residual, layer.mlp_norm), layer.gate_up)
+        return self._added(hidden, layer.down, layer.mlp_post_norm, residual)
+
+    def _added(
+        self, x: torch.Tensor, packed: PackedLinear, post_norm: torch.Tensor | None, own_residual: torch.Tensor
+    ) -> torch.Tensor:
+        backend = self._backends[0]
+        if post_norm is None:
+            return backend.linear_add(x, packed, own_residual)
+        return own_residual.add_(backend.norm(backend.linear(x, packed), post_norm))

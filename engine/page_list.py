@@ -1,11 +1,12 @@
-"""The list of free pages: doubly linked through arrays, so that any page leaves it in constant time. Pure."""
+"""Lists of pages, such as the free ones: doubly linked through arrays, so that any page leaves in constant time. Pure."""
 
 from array import array
 from collections.abc import Iterator
+from typing import Self
 
 
 class FreeList:
-    """Free page ids, least recently freed first.
+    """Page ids, those first that were put in least recently.
 
     Page 0 is never in the list: its two cells are the list's two ends, which is why no case for an empty list or for
     an end is needed anywhere. Eight bytes a page.
@@ -19,6 +20,14 @@ class FreeList:
         self._after: array[int] = array("i", [*range(1, total_pages), 0])
         self._before: array[int] = array("i", [last, *range(last)])
         self._length = last
+
+    @classmethod
+    def empty(cls, total_pages: int) -> Self:
+        """No page of 1..total_pages-1 is in it yet."""
+        made = cls(total_pages)
+        made._after[0] = made._before[0] = 0
+        made._length = 0
+        return made
 
     def __len__(self) -> int:
         return self._length

@@ -15,10 +15,26 @@ class PageState(IntEnum):
 
     FREE = 0
     OWNED = 1  # one or more references of holders
-    CACHED = 2  # no reference, content still in the prefix index
+    CACHED = 2  # no reference, content still in the prefix index; handed out when no page is free
     PINNED = 3  # no reference, but a write in flight still reads it
     GRANTED = 4  # target of a hand-over, taken back or not
     QUARANTINED = 5  # taken back, but the writer is not known to have stopped
+
+
+class GrantPhase(IntEnum):
+    """Where a pool's own grant is."""
+
+    OFFERED = 0
+    REVOKING = 1
+    QUARANTINED = 2
+
+
+@dataclass(slots=True)
+class PageGrant:
+    """Pages offered to a writer, in order of tokens."""
+
+    pages: list[int]
+    phase: GrantPhase = GrantPhase.OFFERED
 
 
 class PageError(Exception):

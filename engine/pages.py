@@ -1,23 +1,24 @@
 """The allocator of one KV group's pages: who holds which page, and what may be handed out. Pure."""
 
 from array import array
-from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from enum import IntEnum
 
 from engine.page_list import FreeList
+from engine.page_recount import PageBooks, recount
 from engine.page_types import (
     MAX_PAGES,
     NULL_PAGE,
     GrantedPage,
+    GrantPhase,
     OutOfPages,
     PageCounts,
     PageError,
+    PageGrant,
     PageState,
     StaleHolder,
     WrongPageState,
 )
+from engine.prefix_index import PrefixIndex
 
 __all__ = [
     "MAX_PAGES",
@@ -33,24 +34,15 @@ __all__ = [
 ]
 
 
-class _GrantPhase(IntEnum):
-    OFFERED = 0
-    REVOKING = 1
-    QUARANTINED = 2
-
-
-@dataclass(slots=True)
-class _Grant:
-    pages: list[int]
-    phase: _GrantPhase = _GrantPhase.OFFERED
-
-
 class PagePool:
     """Pages 1..total_pages-1 of one KV group. Constant time a page for every call but `check`.
 
     Holders, grants and pins are named by ids that the caller never uses twice. A holder comes into being with its
     first `allocate`, `share` or `commit_grant` and ends with its one `release`; the order of its pages is the order
     of its tokens.
+
+    A holder's full pages can be indexed by what they hold (`remember`). Nobody holds them after their holders have let go, but
+    they can be held again (`reuse`), until they are given out for something else, the one let go first first.
 
     Order of handing out: the page after the holder's last one when that is free, else the least recently freed page
     and then its free neighbours, upwards first. Each stretch comes out ascending. So in a pool whose free pages are
@@ -63,6 +55,7 @@ class PagePool:
             raise ValueError(f"total_pages is {total_pages}, must be 2 to {MAX_PAGES} (page 0 is never handed out)")
         self._total = total_pages
         self._free = FreeList(total_pages)
+        self.index = PrefixIndex(total_pages)
         self._state = bytearray(total_pages)
         self._references: array[int] = array("i", bytes(4 * total_pages))
         self._pin_counts: array[int] = array("i", bytes(4 * total_pages))
@@ -70,15 +63,15 @@ class PagePool:
         self._in_state = [0] * len(PageState)
         self._in_state[PageState.FREE] = total_pages - 1
         self._holders: dict[str, list[int]] = {}
-        self._grants: dict[str, _Grant] = {}
+        self._grants: dict[str, PageGrant] = {}
         self._pins: dict[str, tuple[int, ...]] = {}
 
     # Reading ---------------------------------------------------------------------------------------------------------
 
     @property
     def free_pages(self) -> int:
-        """Pages that can be handed out now."""
-        return len(self._free)
+        """Pages that can be handed out now, those that are only kept for their content included."""
+        return len(self._free) + self.index.waiting_pages
 
     @property
     def usable_pages(self) -> int:
@@ -154,12 +147,58 @@ class PagePool:
         self._drop_references(reversed(given_back))
         return len(given_back)
 
+    def drop_front(self, holder: str, count: int) -> None:
+        """Give back the holder's first `count` pages: they left its window. Its other pages stay in their order."""
+        table = self._held(holder)
+        if not 0 <= count <= len(table):
+            raise WrongPageState(f"holder {holder!r} has {len(table)} pages and cannot give back its first {count}")
+        given_back = table[:count]
+        del table[:count]
+        self._drop_references(given_back)
+
     def release(self, holder: str) -> int:
         """End the holder: give back all its pages, last first; returns how many. Raises StaleHolder on a second call."""
         table = self._held(holder)
         del self._holders[holder]
         self._drop_references(reversed(table))
         return len(table)
+
+    # Content ---------------------------------------------------------------------------------------------------------
+
+    def reuse(self, holder: str, keys: Sequence[bytes]) -> list[int]:
+        """Let a holder without pages begin with those of the longest front of `keys` that is indexed; they are read only."""
+        if self._holders.get(holder):
+            raise WrongPageState(f"holder {holder!r} has pages already: a prefix is its front")
+        pages = self.index.front(keys)
+        for page in pages:
+            if self._references[page] == 0:
+                self._held_again(page)
+            self._references[page] += 1
+        self._holders[holder] = pages[:]
+        return pages
+
+    def waiting_among(self, pages: Sequence[int]) -> int:
+        """How many of these nobody holds, so that they count as free until somebody does."""
+        return sum(self._state[page] == PageState.CACHED for page in pages)
+
+    def remember(self, holder: str, first: int, keys: Sequence[bytes]) -> int:
+        """Index the holder's pages from its `first` on by what they hold; returns how many were new. Each is full."""
+        table = self._held(holder)
+        if first + len(keys) > len(table):
+            raise WrongPageState(f"holder {holder!r} has {len(table)} pages, {first + len(keys)} are to be indexed")
+        return sum(self.index.add(page, key) for page, key in zip(table[first:], keys, strict=False))
+
+    def forget(self, holder: str) -> int:
+        """The content of a holder's pages is not trusted: none of them is found any more. Returns how many were."""
+        pages = [page for page in self._held(holder) if page in self.index]
+        for page in pages:
+            self.index.drop(page)
+        self.index.counts.forgotten_pages += len(pages)
+        return len(pages)
+
+    def free_without(self, holder: str) -> int:
+        """How many more pages could be handed out if this holder let go of all of its own."""
+        return sum(self._references[page] == 1 and self._pin_counts[page] == 0 for page in self._held(holder))
 
     # Grants ----------------------------------------------------------------------------------------------------------
 
@@ -172,13 +211,13 @@ class PagePool:
         for page in pages:
             self._generation[page] += 1
             self._move(page, PageState.GRANTED)
-        self._grants[grant_id] = _Grant(pages)
+        self._grants[grant_id] = PageGrant(pages)
         return [GrantedPage(page, self._generation[page]) for page in pages]
 
     def commit_grant(self, grant_id: str, holder: str) -> list[int]:
         """The writer is done: append the grant's pages to the holder's table. Refused once the grant is revoked."""
         grant = self._open_grant(grant_id)
-        if grant.phase is not _GrantPhase.OFFERED:
+        if grant.phase is not GrantPhase.OFFERED:
             raise WrongPageState(f"grant {grant_id!r} was revoked and cannot be committed")
         del self._grants[grant_id]
         for page in grant.pages:
@@ -190,7 +229,7 @@ class PagePool:
     def revoke_grant(self, grant_id: str) -> None:
         """From now on the grant cannot be committed. Its pages stay granted until reclaimed. May be called again."""
         grant = self._open_grant(grant_id)
-        grant.phase = max(grant.phase, _GrantPhase.REVOKING)
+        grant.phase = max(grant.phase, GrantPhase.REVOKING)
 
     def reclaim_grant(self, grant_id: str) -> int:
         """The writer is known to have stopped: free the pages of a revoked or quarantined grant; returns how many."""
@@ -203,7 +242,7 @@ class PagePool:
     def quarantine_grant(self, grant_id: str) -> int:
         """The writer cannot be asked: set a revoked grant's pages aside; returns how many. May be called again."""
         grant = self._revoked_grant(grant_id, "quarantined")
-        grant.phase = _GrantPhase.QUARANTINED
+        grant.phase = GrantPhase.QUARANTINED
         for page in grant.pages:
             self._move(page, PageState.QUARANTINED)
         return len(grant.pages)
@@ -230,44 +269,28 @@ class PagePool:
         for page in reversed(pages):
             self._pin_counts[page] -= 1
             if self._state[page] == PageState.PINNED and self._pin_counts[page] == 0:
-                self._make_free(page)
+                self._let_go(page)
         return len(pages)
 
     # Books -----------------------------------------------------------------------------------------------------------
 
     def check(self) -> list[str]:
         """Recount everything from the holders; one sentence for each thing that does not add up. Linear in pages."""
-        references = Counter(page for table in self._holders.values() for page in table)
-        pins = Counter(page for pages in self._pins.values() for page in pages)
-        granted = Counter(page for grant in self._grants.values() for page in grant.pages)
-        free = Counter(self._free)
-        wrong = [f"page {page}: the links of the free list do not match" for page in self._free.broken_links()]
-        if len(self._free) != free.total():
-            wrong.append(f"the free list says {len(self._free)} pages and holds {free.total()}")
-        quarantined = {page for grant in self._grants.values() if grant.phase is _GrantPhase.QUARANTINED for page in grant.pages}
-        seen = [0] * len(PageState)
-        for page in range(1, self._total):
-            expected = _expected_state(references[page], pins[page], granted[page], page in quarantined)
-            seen[expected] += 1
-            wrong += self._wrong_page(page, expected, references[page], pins[page])
-            if (free[page], granted[page]) not in ((0, 0), (1, 0), (0, 1)) or (free[page] == 1) != (expected == PageState.FREE):
-                wrong.append(f"page {page}: {free[page]} times in the free list, in {granted[page]} grants")
-            if granted[page] and (references[page] or pins[page]):
-                wrong.append(f"page {page}: granted to a writer and held by {references[page]} holders, {pins[page]} pins")
-        for state in PageState:
-            if seen[state] != self._in_state[state]:
-                wrong.append(f"{self._in_state[state]} pages are counted as {state.name}, {seen[state]} are")
-        return wrong
-
-    def _wrong_page(self, page: int, expected: PageState, references: int, pins: int) -> list[str]:
-        wrong = []
-        if self._state[page] != expected:
-            wrong.append(f"page {page}: state {PageState(self._state[page]).name}, its holders make it {expected.name}")
-        if self._references[page] != references:
-            wrong.append(f"page {page}: {self._references[page]} references counted, {references} held")
-        if self._pin_counts[page] != pins:
-            wrong.append(f"page {page}: {self._pin_counts[page]} pins counted, {pins} held")
-        return wrong
+        quarantined = {page for grant in self._grants.values() if grant.phase is GrantPhase.QUARANTINED for page in grant.pages}
+        return recount(
+            PageBooks(
+                states=self._state,
+                references=self._references,
+                pin_counts=self._pin_counts,
+                in_state=self._in_state,
+                free=self._free,
+                index=self.index,
+                tables=self._holders.values(),
+                pins=self._pins.values(),
+                granted=[grant.pages for grant in self._grants.values()],
+                quarantined=quarantined,
+            )
+        )
 
     # Inside ----------------------------------------------------------------------------------------------------------
 
@@ -277,31 +300,34 @@ class PagePool:
         except KeyError:
             raise StaleHolder("holder", holder) from None
 
-    def _open_grant(self, grant_id: str) -> _Grant:
+    def _open_grant(self, grant_id: str) -> PageGrant:
         try:
             return self._grants[grant_id]
         except KeyError:
             raise StaleHolder("grant", grant_id) from None
 
-    def _revoked_grant(self, grant_id: str, done: str) -> _Grant:
+    def _revoked_grant(self, grant_id: str, done: str) -> PageGrant:
         grant = self._open_grant(grant_id)
-        if grant.phase is _GrantPhase.OFFERED:
+        if grant.phase is GrantPhase.OFFERED:
             raise WrongPageState(f"grant {grant_id!r} must be revoked before it can be {done}")
         return grant
 
     def _require_owned(self, pages: Iterable[int], done: str) -> None:
-        for page in pages:
-            if self.state(page) is not PageState.OWNED:
+        owned, total, state = int(PageState.OWNED), self._total, self._state
+        for page in pages:  # each part of each hand-over comes by
+            if not 0 < page < total or state[page] != owned:
                 raise WrongPageState(f"page {page} is {self.state(page).name} and cannot be {done}: it must be OWNED")
 
     def _need(self, count: int) -> None:
         if count < 0:
             raise ValueError(f"count is {count} pages, must be at least 0")
-        if count > len(self._free):
-            raise OutOfPages(count, len(self._free))
+        if count > self.free_pages:
+            raise OutOfPages(count, self.free_pages)
 
     def _take(self, count: int, after: int) -> list[int]:
         """Take `count` pages out of the free list, in ascending stretches; the caller knows that there are enough."""
+        while len(self._free) < count:
+            self._evict()
         pages: list[int] = []
         start = after + 1
         if after == NULL_PAGE or start >= self._total or self._state[start] != PageState.FREE:
@@ -343,14 +369,24 @@ class PagePool:
             if self._pin_counts[page] > 0:
                 self._move(page, PageState.PINNED)
             else:
-                self._make_free(page)
+                self._let_go(page)
 
+    def _let_go(self, page: int) -> None:
+        """Nobody holds or reads a page any more: it waits for somebody who wants its content, or is free."""
+        if page in self.index:
+            self._move(page, PageState.CACHED)
+            self.index.wait(page)
+        else:
+            self._make_free(page)
 
-def _expected_state(references: int, pins: int, granted: int, quarantined: bool) -> PageState:
-    if references:
-        return PageState.OWNED
-    if pins:
-        return PageState.PINNED
-    if quarantined:
-        return PageState.QUARANTINED
-    return PageState.GRANTED if granted else PageState.FREE
+    def _held_again(self, page: int) -> None:
+        if self._state[page] == PageState.CACHED:
+            self.index.taken(page)
+        self._move(page, PageState.OWNED)
+
+    def _evict(self) -> None:
+        page = self.index.oldest()
+        self.index.taken(page)
+        self.index.drop(page)
+        self.index.counts.evicted_pages += 1
+        self._make_free(page)

@@ -1,9 +1,13 @@
 """The slow, plain backend that others are compared with: everything in float32, one sequence at a time, no clever step."""
 
+import math
+
 import torch
 
-from engine.backend import PackedLinear, Registration, Setup
+from engine.backend import Registration, Setup, WholeStep
+from engine.model_weights import ModelWeights, PackedLinear
 from engine.step import Step
+from models.config import Activation
 
 NAME = "reference"
 
@@ -12,6 +16,7 @@ class ReferenceBackend:
     """Implements engine.backend.Backend by the formulas, without packing, masks of a whole batch, or padded tables."""
 
     name = NAME
+    chunks_read_as_rows = False
 
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
@@ -19,6 +24,9 @@ class ReferenceBackend:
 
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
         return PackedLinear(weight, bias, weight.shape[1], weight.shape[0])
+
+    def pack_gate_up(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
+        return self.pack(weight, bias)
 
     def pack_head(self, weight: torch.Tensor) -> PackedLinear:
         return self.pack(weight, None)
@@ -37,12 +45,17 @@ class ReferenceBackend:
     def norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return self._unit(x.float()).mul(weight.float()).to(x.dtype)
 
-    def swiglu(self, own_gate_up: torch.Tensor) -> torch.Tensor:
-        gate, up = own_gate_up.float().chunk(2, dim=-1)
-        return (gate * torch.sigmoid(gate) * up).to(own_gate_up.dtype)
+    def gated(self, x: torch.Tensor, gate_up: PackedLinear) -> torch.Tensor:
+        gate, up = self._product(x, gate_up).chunk(2, dim=-1)
+        if self._setup.activation is Activation.SILU:
+            return (gate * torch.sigmoid(gate) * up).to(x.dtype)
+        inner = math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)
+        return (0.5 * gate * (1 + torch.tanh(inner)) * up).to(x.dtype)
 
     def rotate_and_store(self, own_qkv: torch.Tensor, layer: int, head_norms: torch.Tensor | None) -> torch.Tensor:
         step = self._current()
+        if self._setup.latent_rank is not None:
+            return self._rotate_latent(own_qkv, layer, head_norms, self._setup.latent_rank)
         query, key, value = self._split(own_qkv.float())
         if head_norms is not None:
             query = self._unit(query) * head_norms[: self._setup.heads]
@@ -54,19 +67,34 @@ class ReferenceBackend:
             self._setup.pool[page, layer, offset, 1] = value[row].to(own_qkv.dtype)
         return torch.cat([part.flatten(1) for part in (query, key, value)], dim=1).to(own_qkv.dtype)
 
+    def _rotate_latent(self, own_qkv: torch.Tensor, layer: int, norm: torch.Tensor | None, rank: int) -> torch.Tensor:
+        assert norm is not None, "latents are always normalised"
+        step, heads = self._current(), self._setup.heads
+        wide = own_qkv.float().view(-1, heads + 1, self._setup.head_dim)
+        plain, turned = wide[..., :rank], wide[..., rank:]
+        plain = torch.cat([plain[:, :heads], self._unit(plain[:, heads:]) * norm], dim=1)
+        turned = self._rotate(turned, torch.from_numpy(step.positions).to(own_qkv.device))
+        whole = torch.cat([plain, turned], dim=-1).to(own_qkv.dtype)
+        for row, (page, offset) in enumerate(zip(step.write_pages.tolist(), step.write_offsets.tolist(), strict=True)):
+            self._setup.pool[page, layer, offset, 0, 0] = whole[row, heads]
+        return whole.flatten(1)
+
     def attend(self, qkv: torch.Tensor, layer: int) -> torch.Tensor:
         step = self._current()
-        query, _, _ = self._split(qkv.float())
+        query = qkv.float().view(qkv.shape[0], -1, self._setup.head_dim)[:, : self._setup.heads]
         out = torch.empty_like(query)
         for row, (length, table) in enumerate(zip(step.decode_lengths.tolist(), step.decode_pages, strict=True)):
             out[row : row + 1] = self._attend_one(query[row : row + 1], self._cached(torch.from_numpy(table), layer, length))
         for chunk in step.chunks:
             cached = self._cached(torch.from_numpy(chunk.pages), layer, chunk.cache_tokens)
             out[chunk.start : chunk.end] = self._attend_one(query[chunk.start : chunk.end], cached)
-        return out.flatten(1).to(qkv.dtype)
+        return out[..., : self._setup.latent_rank].flatten(1).to(qkv.dtype)
 
     def logits(self, x: torch.Tensor, head: PackedLinear) -> torch.Tensor:
         return self._product(x, head)
+
+    def whole_step(self, weights: ModelWeights) -> WholeStep | None:
+        return None
 
     def _current(self) -> Step:
         assert self._step is not None, "begin() comes before the layers"
@@ -91,17 +119,21 @@ class ReferenceBackend:
         return torch.cat([first * cosines - second * sines, second * cosines + first * sines], dim=-1)
 
     def _cached(self, table: torch.Tensor, layer: int, length: int) -> torch.Tensor:
-        """float32 [length, 2, kv_heads, head_dim]."""
-        return self._setup.pool[table, layer].flatten(0, 1)[:length].float()
+        """float32 [length, 2, kv_heads, head_dim]; a latent is key and value."""
+        return self._setup.pool[table, layer].flatten(0, 1)[:length].float().expand(-1, 2, -1, -1)
 
     def _attend_one(self, query: torch.Tensor, cached: torch.Tensor) -> torch.Tensor:
-        """query [queries, heads, head_dim] are the last of cached [tokens, 2, kv_heads, head_dim] and see no later one."""
+        """query [queries, heads, head_dim] are the last of cached [tokens, 2, kv_heads, head_dim]: they see no later one, and
+        none that has left the window."""
         group = self._setup.heads // self._setup.kv_heads
         key, value = (cached[:, which].repeat_interleave(group, dim=1) for which in (0, 1))
-        scores = torch.einsum("qhd,shd->hqs", query, key) * self._setup.head_dim**-0.5
+        scores = torch.einsum("qhd,shd->hqs", query, key) * self._setup.scale
         tokens = torch.arange(cached.shape[0], device=cached.device)
-        later = tokens[None, :] > tokens[-query.shape[0] :, None]
-        return torch.einsum("hqs,shd->qhd", scores.masked_fill(later, float("-inf")).softmax(-1), value)
+        own = tokens[-query.shape[0] :, None]
+        hidden = tokens[None, :] > own
+        if self._setup.window is not None:
+            hidden |= tokens[None, :] <= own - self._setup.window
+        return torch.einsum("hqs,shd->qhd", scores.masked_fill(hidden, float("-inf")).softmax(-1), value)
 
 
 REGISTRATION = Registration(NAME, rank=0, fits=lambda device, dtype: True, build=ReferenceBackend)

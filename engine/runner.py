@@ -1,34 +1,46 @@
 """The model as the rest of a member sees it: pages in, one step, logits out."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol, Self
 
 import torch
 
-from engine.backend import AUTO, Registry, Setup
-from engine.backend_check import BACKENDS, choose_backend
-from engine.batch import Batch
-from engine.layout import GroupKind, GroupLayout, Layout
+from engine.backend import AUTO, Registry
+from engine.backend_check import BACKENDS, choose_backends
+from engine.batch import Batch, LayerMarks
+from engine.kernels import bound_kernels
+from engine.kv_groups import DTYPES, KvGroup, group_setup, kv_groups, layer_places
+from engine.layout import GroupLayout, Layout
 from engine.llama import Decoder
-from engine.rope import rope_table
 from engine.slab import Slab, SlabMemory, allocate_slab
-from engine.step import StepLimits, build_step
+from engine.step import StepLimits, build_steps
 from engine.weights import LoadProgress, WeightLoader, WeightSource
 from engine.weights_gguf import GgufSource
 from engine.weights_safetensors import SafetensorsSource
 from models import load_config
 from models.config import ModelConfig
-from models.errors import UnsupportedModel
 from models.ref import ModelRef
 
-DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 MIN_PAGES = 2
 MAX_THREADS = 1024
 
 
 class ModelError(RuntimeError):
     """A step could not be computed. The KV rows of its sequences are unknown; their requests end with model_error."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerStatistics:
+    """Since load: steps that ran, rows they computed, and steps that raised.
+
+    model_part_seconds: where the time of steps went, by part of the model; empty where the backend does not count it.
+    """
+
+    steps: int
+    rows: int
+    failed_steps: int
+    model_part_seconds: Mapping[str, float] = field(default_factory=dict)
 
 
 class Runner(Protocol):
@@ -48,36 +60,41 @@ class Runner(Protocol):
         """One slab per KV group, in the order of layout.groups; a unit is a page, page 0 is the null page."""
         ...
 
-    def run(self, batch: Batch) -> torch.Tensor:
+    @property
+    def slab_data(self) -> tuple[torch.Tensor, ...]:
+        """The bytes of the slabs: uint8, one dimension each, on the model's device."""
+        ...
+
+    def run(self, batch: Batch, marks: LayerMarks | None = None) -> torch.Tensor:
         """Write the KV of every row into its pages and return logits.
 
-        Returns float32 [R, vocabulary_size] on the host: one row for each Rows with wants_logits, in the order of the batch.
+        Returns float32 [R, vocabulary_size] on the host, in the order of the batch: one row for each Rows with wants_logits, for
+        each token of those with all_logits or drafts. Drafts change no bit of another row, nor of their first token's.
         Raises ModelError when the step fails, ValueError when the batch breaks a limit (nothing was written then).
         """
         ...
 
-
-@dataclass(frozen=True, slots=True)
-class RunnerStatistics:
-    """Since load: steps that ran, rows they computed, and steps that raised."""
-
-    steps: int
-    rows: int
-    failed_steps: int
+    def statistics(self) -> RunnerStatistics:
+        """May be called from any thread."""
+        ...
 
 
 class ModelRunner:
     """Implements Runner with a real model on one device."""
 
-    def __init__(self, decoder: Decoder, layout: Layout, slab: Slab, limits: StepLimits, backend: str) -> None:
-        self._decoder = decoder
-        self._slab = slab
-        self._limits = limits
+    def __init__(
+        self, decoder: Decoder, layout: Layout, slabs: Sequence[Slab], limits: Sequence[StepLimits], backend: str
+    ) -> None:
+        """slabs, limits: one for each KV group."""
+        self.decoder = decoder
+        self._limits = tuple(limits)
+        self._on_host = all(slab.data.device.type == "cpu" for slab in slabs)
         self._steps = self._rows = self._failed_steps = 0
         self.layout = layout
-        self.slabs: tuple[SlabMemory, ...] = (slab.memory,)
-        self.vocabulary_size = limits.vocabulary_size
-        self.context_tokens = limits.context_tokens
+        self.slabs: tuple[SlabMemory, ...] = tuple(slab.memory for slab in slabs)
+        self.slab_data: tuple[torch.Tensor, ...] = tuple(slab.data for slab in slabs)
+        self.vocabulary_size = limits[0].vocabulary_size
+        self.context_tokens = limits[0].context_tokens
         self.backend = backend
 
     @classmethod
@@ -88,6 +105,7 @@ class ModelRunner:
         dtype: str,
         page_tokens: int = 16,
         total_pages: int,
+        window_pages: Callable[[GroupLayout], int] | None = None,
         threads: int,
         backend: str = AUTO,
         device: str = "cpu",
@@ -96,29 +114,37 @@ class ModelRunner:
     ) -> Self:
         """Read the weights, take the KV memory and choose a backend.
 
-        dtype: "bfloat16" or "float32", of weights, activations and KV. total_pages: with the null page.
+        dtype: "bfloat16" or "float32", of weights, activations and KV. total_pages: of each KV group, with the null page;
+        window_pages: says it for a group behind a window.
         threads: of torch in this whole process. Raises ValueError for a setting outside its limits, UnsupportedModel,
         WeightsError, BackendUnfit, and MemoryError when the pages do not fit.
         """
         _check_settings(dtype, total_pages, threads)
         torch.set_num_threads(threads)
+        bound_kernels()
         config = load_config(ref)
-        _refuse_window(config)
         place = torch.device(device)
-        layout = Layout(ref.snapshot, (_group(config, page_tokens, dtype),))
-        slab = allocate_slab(total_pages, layout.groups[0].page_bytes, device)
-        setup = _setup(config, layout.groups[0], slab, place)
-        chosen = choose_backend(registry, backend, setup)
+        groups = kv_groups(config, page_tokens, dtype)
+        layout = Layout(ref.snapshot, tuple(group.layout for group in groups), repr(tuple(group.rope for group in groups)))
+        counts = [total_pages if group.window is None or not window_pages else window_pages(group) for group in layout.groups]
+        slabs = [allocate_slab(count, group.page_bytes, device) for count, group in zip(counts, layout.groups, strict=True)]
+        reach = _reach(config, groups, slabs)
+        setups = [group_setup(config, group, slab, reach, place) for group, slab in zip(groups, slabs, strict=True)]
+        chosen = choose_backends(registry, backend, setups)
         with torch.inference_mode():
-            weights = WeightLoader(_source(ref, config), config, chosen, place, DTYPES[dtype]).load(progress)
-        limits = StepLimits(config.vocabulary_size, config.context_tokens, page_tokens, total_pages)
-        return cls(Decoder(weights, chosen), layout, slab, limits, chosen.name)
+            weights = WeightLoader(_source(ref, config), config, chosen[0], place, DTYPES[dtype]).load(progress)
+        limits = [
+            StepLimits(config.vocabulary_size, config.context_tokens, group.page_tokens, slab.memory.units, group.window)
+            for group, slab in zip(layout.groups, slabs, strict=True)
+        ]
+        return cls(Decoder(weights, chosen, layer_places(groups)), layout, slabs, limits, chosen[0].name)
 
-    def run(self, batch: Batch) -> torch.Tensor:
-        step = build_step(batch, self._limits)
+    def run(self, batch: Batch, marks: LayerMarks | None = None) -> torch.Tensor:
+        drafts_apart = batch.draft_tokens > 0 and not self.decoder.chunks_read_as_rows
+        steps = build_steps(batch.singly() if drafts_apart else batch, self._limits)
         try:
             with torch.inference_mode():
-                logits = self._decoder.forward(step).to("cpu")
+                logits = self.decoder.forward(steps, marks if self._on_host else None).to("cpu")
         except (RuntimeError, MemoryError) as error:
             self._failed_steps += 1
             raise ModelError(f"a step of {batch.scheduled_sequences} sequences failed: {error}") from error
@@ -127,7 +153,7 @@ class ModelRunner:
         return logits
 
     def statistics(self) -> RunnerStatistics:
-        return RunnerStatistics(self._steps, self._rows, self._failed_steps)
+        return RunnerStatistics(self._steps, self._rows, self._failed_steps, self.decoder.part_seconds())
 
 
 def finite_rows(logits: torch.Tensor) -> list[bool]:
@@ -147,33 +173,14 @@ def _check_settings(dtype: str, total_pages: int, threads: int) -> None:
         raise ValueError(f"threads is {threads}; the limits are 1 and {MAX_THREADS}")
 
 
-def _refuse_window(config: ModelConfig) -> None:
-    if config.sliding_window is not None and config.sliding_window < config.context_tokens:
-        raise UnsupportedModel(
-            f"the model attends to the last {config.sliding_window} tokens only, of a context of {config.context_tokens}; "
-            "sliding windows are not supported, choose a model with full attention"
-        )
-
-
-def _group(config: ModelConfig, page_tokens: int, dtype: str) -> GroupLayout:
-    return GroupLayout(GroupKind.FULL, config.layers, config.kv_heads, config.head_dim, page_tokens, dtype)
-
-
-def _setup(config: ModelConfig, group: GroupLayout, slab: Slab, device: torch.device) -> Setup:
-    dtype = DTYPES[group.dtype]
-    pages = slab.memory.units
-    shape = (pages, group.layers, group.page_tokens, 2, group.kv_heads, group.head_dim)
-    reachable = min(config.context_tokens, (pages - 1) * group.page_tokens)
-    return Setup(
-        device=device,
-        dtype=dtype,
-        heads=config.heads,
-        kv_heads=config.kv_heads,
-        head_dim=config.head_dim,
-        rms_eps=config.rms_eps,
-        pool=slab.data.view(dtype).view(shape),
-        rope=rope_table(config.rope, config.head_dim, reachable).to(device),
-    )
+def _reach(config: ModelConfig, groups: Sequence[KvGroup], slabs: Sequence[Slab]) -> int:
+    """Positions that a sequence can reach: pages of a group without a window bound them, those of the others come back."""
+    held = [
+        (slab.memory.units - 1) * group.layout.page_tokens
+        for group, slab in zip(groups, slabs, strict=True)
+        if group.layout.window is None
+    ]
+    return min([config.context_tokens, *held])
 
 
 def _source(ref: ModelRef, config: ModelConfig) -> WeightSource:

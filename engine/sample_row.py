@@ -6,7 +6,16 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from engine.grammar_library import Bits
 from engine.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryCounts:
+    """What penalties read: distinct ids of prompt and output, and how often each is in the output; both [n]."""
+
+    ids: npt.NDArray[np.int64]
+    output_counts: npt.NDArray[np.int64]
 
 
 class TokenHistory:
@@ -40,6 +49,21 @@ class TokenHistory:
             self._ids[slot] = token
         self._counts[slot] += 1
 
+    def after(self, token_ids: Sequence[int]) -> HistoryCounts:
+        """The counts as they would be with these output tokens added; a copy."""
+        ids, counts = self.ids, self.output_counts.copy()
+        new: dict[int, int] = {}
+        for token in token_ids:
+            slot = self._slots.get(token)
+            if slot is None:
+                new[token] = new.get(token, 0) + 1
+            else:
+                counts[slot] += 1
+        if new:
+            ids = np.concatenate((ids, np.fromiter(new.keys(), np.int64, len(new))))
+            counts = np.concatenate((counts, np.fromiter(new.values(), np.int64, len(new))))
+        return HistoryCounts(ids, counts)
+
     @property
     def ids(self) -> npt.NDArray[np.int64]:
         """Distinct ids of prompt and output; a view, shape [n]."""
@@ -56,14 +80,17 @@ class SampleRow:
     """One row of logits to choose from.
 
     position: index of the token to be chosen in the output, from 0. history: needed when `params.penalised`.
-    banned_ids: ids that cannot be chosen.
+    allowed: int32 [words] with bit i % 32 of word i // 32 set where a grammar lets id i follow; None without a grammar.
+    ending_ids: may follow although their bits are not set. banned_ids: ids that cannot be chosen.
     """
 
     params: SamplingParams
     sequence_index: int
     position: int
-    history: TokenHistory | None = None
+    history: TokenHistory | HistoryCounts | None = None
     banned_ids: Sequence[int] = ()
+    allowed: Bits | None = None
+    ending_ids: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         if self.params.penalised and self.history is None:

@@ -1,7 +1,7 @@
 """The sampler, order version 1: from logits to one token id for each row.
 
-float32 logits -> logit bias -> banned ids -> repetition, presence, frequency penalties -> greedy rows: the largest, at
-equal logits the smallest id; other rows: divide by temperature -> top-k -> top-p -> min-p -> one draw.
+float32 logits -> logit bias -> grammar mask -> banned ids -> repetition, presence, frequency penalties -> greedy rows: the
+largest, at equal logits the smallest id; other rows: divide by temperature -> top-k -> top-p -> min-p -> one draw.
 
 The draw takes the kept ids in ascending order and goes along their cumulative probability up to one uniform number,
 which is a function of (seed, position, sequence index). Ascending order, not order of likelihood: two nearly equal

@@ -1,8 +1,9 @@
-"""What changes a row of logits before a token is chosen: bias, banned ids, penalties, in this order. Pure numpy."""
+"""What changes a row of logits before a token is chosen: bias, grammar, banned ids, penalties, in this order. Pure numpy."""
 
 import numpy as np
 import numpy.typing as npt
 
+from engine.grammar_state import allowed_ids
 from engine.sample_row import SampleRow
 
 
@@ -17,7 +18,7 @@ class SamplerError(Exception):
 
 def edited(row: SampleRow) -> bool:
     """Whether the row's logits change at all."""
-    return bool(row.params.logit_bias or row.banned_ids or row.params.penalised)
+    return bool(row.params.logit_bias or row.allowed is not None or row.banned_ids or row.params.penalised)
 
 
 def edit(logits: npt.NDArray[np.float32], row: SampleRow, index: int) -> SamplerError | None:
@@ -28,6 +29,11 @@ def edit(logits: npt.NDArray[np.float32], row: SampleRow, index: int) -> Sampler
         if ids.max() >= size:
             return SamplerError(index, f"logit_bias names id {ids.max()}, the vocabulary has {size}")
         logits[ids] += np.array([bias for _, bias in params.logit_bias], dtype=np.float32)
+    if row.allowed is not None:
+        allowed = allowed_ids(row.allowed, size).copy()
+        endings = np.array(row.ending_ids, dtype=np.int64)
+        allowed[endings[endings < size]] = True
+        logits[~allowed] = -np.inf
     if row.banned_ids:
         banned = np.array(row.banned_ids, dtype=np.int64)
         logits[banned[banned < size]] = -np.inf

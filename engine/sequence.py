@@ -1,21 +1,23 @@
 """One output of one attempt, token by token: what is fed next, what may be shown, when and how it ends. Pure.
 
 The order for a chosen token is fixed: an ending seen meanwhile (the token is thrown away), the token is recorded, end and
-stop ids, text, stop texts, max_output_tokens, the context's limit; otherwise the token waits to be fed.
+stop ids, the grammar takes it, text, stop texts, max_output_tokens, the context's limit, the grammar's end; otherwise the token
+waits to be fed.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from engine.grammar_state import GrammarState
 from engine.output_text import OutputText, Released
 from engine.sample_row import SampleRow, TokenHistory
-from engine.sequence_spec import SequenceSpec, StopSpec
+from engine.sequence_spec import Earlier, SequenceSpec, StopSpec
 from lifecycle.finish import Cause, Ending, FinishReason
 from lifecycle.usage import Usage
 from text.detokeniser import TextStream, Utf8Policy
 from text.errors import BadUtf8
 
-__all__ = ["OutOfOrder", "Sequence", "SequenceSpec", "Step", "StopSpec", "TextStreams"]
+__all__ = ["CanNotGoOn", "Earlier", "OutOfOrder", "Sequence", "SequenceSpec", "Step", "StopSpec", "TextStreams"]
 
 #: Makes the text stream of one sequence, such as `partial(Detokeniser, table)`.
 TextStreams = Callable[[Utf8Policy], TextStream]
@@ -31,6 +33,18 @@ class OutOfOrder(Exception):
     """A call that does not fit where the sequence is. A mistake of the caller; nothing was changed."""
 
 
+class CanNotGoOn(ValueError):
+    """What is said of earlier attempts can not be: their tokens end the output, or bring out less than was delivered.
+
+    `field` names what is wrong, as in Earlier.
+    """
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field} {problem}")
+        self.field = field
+        self.problem = problem
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """What one call brought out: text (whole characters, UTF-8), the ids shown with it, and the ending, if it is the last.
@@ -44,14 +58,20 @@ class Step:
 
 
 class Sequence:
-    """Step state of one output. `choose` and `completed` alternate, after `completed` has covered the prompt.
+    """Step state of one output. `choose` and `completed` alternate, after `completed` has covered what is given.
 
     While a token waits to be fed, `cache_tokens == prompt + selected - 1`; while none waits and the output has not
     ended, `cache_tokens == prompt + selected`.
+
+    Made for a spec with tokens of earlier attempts it stands where it stood after choosing them, but for the cache;
+    what they bring out and was not delivered comes with the next step. Raises CanNotGoOn when they can not be gone on with.
+    `now`: text that they leave held for a possible stop counts as held since then.
     """
 
-    def __init__(self, spec: SequenceSpec, streams: TextStreams) -> None:
+    def __init__(self, spec: SequenceSpec, streams: TextStreams, now: float = 0.0) -> None:
         self.spec = spec
+        #: What must be in the cache before a token is chosen: the prompt and the tokens of earlier attempts.
+        self.given_token_ids = spec.prompt_token_ids + spec.earlier.token_ids
         #: Tokens whose KV is in the cache.
         self.cache_tokens = 0
         #: When the last token was selected, in seconds of the caller's clock.
@@ -65,6 +85,8 @@ class Sequence:
         self._banned = tuple(sorted(self._ending_ids))
         self._text = OutputText(streams(spec.utf8_policy or Utf8Policy.ERROR), spec.stop.rules)
         self._history = TokenHistory(spec.prompt_token_ids) if spec.sampling.penalised else None
+        self._grammar = GrammarState(spec.grammar) if spec.grammar is not None else None
+        self._undelivered = self._replay(spec.earlier, now)
 
     # Reading ---------------------------------------------------------------------------------------------------------
 
@@ -106,11 +128,61 @@ class Sequence:
 
     def banned_ids(self) -> tuple[int, ...]:
         """Ids that the next token cannot be: end and stop ids until min_output_tokens were chosen."""
-        return self._banned if len(self._output) < self.spec.stop.min_output_tokens else ()
+        return self._banned_at(len(self._output))
+
+    @property
+    def tokens(self) -> int:
+        """Ids of prompt and output."""
+        return self._prompt + len(self._output)
+
+    @property
+    def draft_room(self) -> int:
+        """Drafts that may be fed behind the token that waits: no more than could be chosen and fed in the end. With a
+        grammar none: each row would need a mask of its own (GrammarState.rollback is for that)."""
+        if not self.waiting or self.spec.grammar is not None:
+            return 0
+        return max(0, self.spec.most_cache_tokens - self.cache_tokens - 1)
+
+    def tokens_from(self, place: int, most: int) -> tuple[int, ...]:
+        """At most `most` ids of prompt and output, from place `place` of both together. A copy of these alone."""
+        end = place + most
+        prompt = self.spec.prompt_token_ids[place:end] if place < self._prompt else ()
+        return prompt + tuple(self._output[max(0, place - self._prompt) : max(0, end - self._prompt)])
+
+    @property
+    def grammar(self) -> GrammarState | None:
+        """Where the output stands in its grammar; None without one. Who fills its mask ahead gives it back before `choose`."""
+        return self._grammar
+
+    @property
+    def stuck(self) -> bool:
+        """Whether the grammar allows no token here although the output is not whole."""
+        return self._grammar is not None and not self._grammar.may_end and not self._grammar.allows_any()
+
+    def drop_grammar(self) -> None:
+        """The grammar's mask could not be filled: the output has to end, and what is sampled until then is thrown away."""
+        self._grammar = None
 
     def sample_row(self) -> SampleRow:
         """What the sampler needs to choose the next token."""
-        return SampleRow(self.spec.sampling, self.spec.index, len(self._output), self._history, self.banned_ids())
+        sampling, index, position, banned = self.spec.sampling, self.spec.index, len(self._output), self.banned_ids()
+        if self._grammar is None:
+            return SampleRow(sampling, index, position, self._history, banned)
+        endings = tuple(token for token in self._ending_ids if self._grammar.hides(token))
+        if banned and not self._grammar.allows_any(but=banned):
+            # Text that would be a stop later on is all that can follow: until min_output_tokens it is text like any other.
+            banned = endings
+        ending_ids = endings if self._armed and self._grammar.may_end else ()
+        return SampleRow(sampling, index, position, self._history, banned, self._grammar.mask, ending_ids)
+
+    def sample_rows(self, drafts: tuple[int, ...]) -> list[SampleRow]:
+        """The same for the next token and for those after each draft, as if the drafts up to there had been chosen."""
+        rows = [self.sample_row()]
+        for place in range(1, len(drafts) + 1):
+            history = None if self._history is None else self._history.after(drafts[:place])
+            position = len(self._output) + place
+            rows.append(SampleRow(self.spec.sampling, self.spec.index, position, history, self._banned_at(position)))
+        return rows
 
     def usage(self, cached_prompt_tokens: int = 0) -> Usage:
         """Token counts so far. A token is returned when the character that holds its last byte was released.
@@ -131,15 +203,22 @@ class Sequence:
     # Going on --------------------------------------------------------------------------------------------------------
 
     def completed(self, n_tokens: int) -> None:
-        """A step has run and put `n_tokens` more tokens into the cache: part of the prompt, or the one that waited.
+        """A step has run and put `n_tokens` more tokens into the cache: part of what is given, or the one that waited.
 
         May also be called after the end, for a step that was running when it came.
         """
-        room = self._prompt - self.cache_tokens if self._waiting is None else 1
+        room = len(self.given_token_ids) - self.cache_tokens if self._waiting is None else 1
         if not 0 < n_tokens <= room or (self._waiting is not None and n_tokens != 1):
             raise OutOfOrder(f"{n_tokens} tokens completed, where at most {room} were to be fed")
         self.cache_tokens += n_tokens
         self._waiting = None
+
+    def moved_here(self) -> None:
+        """The cache came from a member where the output stood still: what is given is in it but the last token; that waits."""
+        if self.cache_tokens or not self.spec.earlier.token_ids or self._ending is not None:
+            raise OutOfOrder("only an output that an earlier attempt began, with an empty cache, can move here")
+        self.cache_tokens = len(self.given_token_ids) - 1
+        self._waiting = self.given_token_ids[-1]
 
     def choose(self, token: int, now: float, ended: Ending | None = None) -> Step:
         """Take the sampler's token, or throw it away because of an ending that the caller saw first.
@@ -157,6 +236,8 @@ class Sequence:
         if allowed and token in self._ending_ids:
             reason = FinishReason.EOS if self._is_eos(token) else FinishReason.STOP_TOKEN
             return self._finish(Ending(reason, matched_token_id=token), now)
+        if self._grammar is not None and not self._grammar.advance(token):
+            return self._finish(Ending(FinishReason.MODEL_ERROR, Cause.GRAMMAR_FAILED), now)
         try:
             released = self._text.push(token, now, self._armed)
         except BadUtf8:
@@ -168,18 +249,28 @@ class Sequence:
             return self._finish(Ending(limit), now, released)
         self._waiting = token
         assert self.cache_tokens == self._prompt + len(self._output) - 1
-        return Step(released.text, released.token_ids)
+        return self._step((released,), None)
 
     def end(self, ending: Ending, now: float) -> Step:
         """End the output for a reason from outside, at a step's border. Held text is shown, half a character is not."""
         self._require_running()
         return self._finish(ending, now)
 
+    def leave(self, ending: Ending) -> Step:
+        """End here although the output may go on elsewhere: text that is held for a possible stop stays held."""
+        self._require_running()
+        self._held_at_end = self._text.held_bytes
+        self._ending = ending
+        return self._step((), ending)
+
     # Inside ----------------------------------------------------------------------------------------------------------
 
     @property
     def _armed(self) -> bool:
         return len(self._output) >= self.spec.stop.min_output_tokens
+
+    def _banned_at(self, position: int) -> tuple[int, ...]:
+        return self._banned if position < self.spec.stop.min_output_tokens else ()
 
     def _require_running(self) -> None:
         if self._ending is not None:
@@ -188,7 +279,7 @@ class Sequence:
     def _is_eos(self, token: int) -> bool:
         return token in self.spec.stop.eos_ids and not self.spec.stop.ignore_eos
 
-    def _select(self, token: int, now: float) -> None:
+    def _select(self, token: int, now: float | None) -> None:
         self._output.append(token)
         self.last_selected_at = now
         if self._history is not None:
@@ -199,6 +290,8 @@ class Sequence:
             return FinishReason.MAX_OUTPUT_TOKENS
         if self.cache_tokens + 1 >= self.spec.context_tokens:
             return FinishReason.CONTEXT_LIMIT
+        if self._grammar is not None and self._grammar.complete:
+            return FinishReason.GRAMMAR_COMPLETE
         return None
 
     def _stopped_by(self, hit: int) -> Ending:
@@ -234,4 +327,47 @@ class Sequence:
 
     def _join(self, ending: Ending, parts: tuple[Released, ...]) -> Step:
         self._ending = ending
+        return self._step(parts, ending)
+
+    def _step(self, parts: tuple[Released, ...], ending: Ending | None) -> Step:
+        before, self._undelivered = self._undelivered, None
+        if before is not None:
+            parts = (before, *parts)
         return Step(b"".join(part.text for part in parts), tuple(token for part in parts for token in part.token_ids), ending)
+
+    def _replay(self, earlier: Earlier, now: float) -> Released | None:
+        """Take the tokens of earlier attempts as `choose` took them; returns what they bring out and was not delivered."""
+        count = len(earlier.token_ids)
+        if count and (count >= self.spec.max_output_tokens or self._prompt + count >= self.spec.context_tokens):
+            raise CanNotGoOn("token_ids", f"has {count} ids, as many as the output can have")
+        text, shown = bytearray(), list[int]()
+        for token in earlier.token_ids:
+            released = self._take_again(token, now)
+            text += released.text
+            shown += released.token_ids
+        if count and self._grammar is not None and self._grammar.complete:
+            raise CanNotGoOn("token_ids", "completes the grammar")
+        rest = bytes(text[earlier.text_bytes :])
+        if earlier.text_bytes > len(text):
+            raise CanNotGoOn("text_bytes", f"is {earlier.text_bytes}, the tokens bring out {len(text)}")
+        if rest and rest[0] & 0xC0 == 0x80:
+            raise CanNotGoOn("text_bytes", f"is {earlier.text_bytes}, which is inside a character")
+        if earlier.returned_tokens > len(shown):
+            raise CanNotGoOn("returned_tokens", f"is {earlier.returned_tokens}, the tokens show {len(shown)}")
+        ids = tuple(shown[earlier.returned_tokens :])
+        return Released(rest, ids) if rest or ids else None
+
+    def _take_again(self, token: int, now: float) -> Released:
+        place = len(self._output)
+        if self._armed and token in self._ending_ids:
+            raise CanNotGoOn("token_ids", f"has the ending id {token} at {place}")
+        self._select(token, None)
+        if self._grammar is not None and not self._grammar.advance(token):
+            raise CanNotGoOn("token_ids", f"breaks the grammar at {place}")
+        try:
+            released = self._text.push(token, now, self._armed)
+        except BadUtf8:
+            raise CanNotGoOn("token_ids", f"brings out bytes that are no text at {place}") from None
+        if released.hit is not None:
+            raise CanNotGoOn("token_ids", f"brings out a stop text at {place}")
+        return released

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from engine.grammar_library import CompiledGrammar
+from engine.log_probs import TokenLogProb
 from engine.sampling_params import SamplingParams
 from lifecycle.record import AttemptKey
 from text.detokeniser import Utf8Policy
@@ -15,6 +17,9 @@ class StopSpec:
     rules: the stop texts, compiled, with whether a matched one is shown. token_ids: the request's own ids that end the
     output. eos_ids: every end token of the model; with ignore_eos they are tokens like any other, unless token_ids
     names them. min_output_tokens: until that many tokens were chosen nothing of this ends the output.
+
+    With a grammar, ids that show nothing can be chosen only where the text is whole. min_output_tokens holds the end back as
+    long as the grammar allows more text: a grammar that is complete ends the output all the same.
     """
 
     rules: StopRules = field(default_factory=lambda: StopRules(()))
@@ -34,12 +39,29 @@ class StopSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class Earlier:
+    """What earlier attempts at the same output came to; this one goes on after it.
+
+    token_ids: all tokens that they chose, in order. text_bytes: how much of the text of these tokens was delivered, and
+    returned_tokens: how many of them were shown with it. What they bring out beyond that is still to be shown.
+    held_log_probs: of the tokens that were not shown, as they were told, when the request wants any.
+    """
+
+    token_ids: tuple[int, ...] = ()
+    text_bytes: int = 0
+    returned_tokens: int = 0
+    held_log_probs: tuple[TokenLogProb, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class SequenceSpec:
     """One output of one attempt.
 
-    index: which of the request's outputs, from 0. max_output_tokens: at least 1. context_tokens: the model's limit;
-    the prompt fits into it. utf8_policy None: bytes that are no character are an error, unless a limit, a cancel or
-    a failure cut the output inside one.
+    index: which of the request's outputs, from 0. max_output_tokens: at least 1, those of earlier attempts included.
+    context_tokens: the model's limit; the prompt fits into it. utf8_policy None: bytes that are no character are an
+    error, unless a limit, a cancel or a failure cut the output inside one. log_probs: for how many most likely tokens
+    log-probabilities are told beside each chosen one's own; None tells none. scores_prompt: with log_probs, those of the prompt's
+    tokens are told too, so all of it is computed with its logits. grammar: what the text must be.
     """
 
     key: AttemptKey
@@ -50,6 +72,10 @@ class SequenceSpec:
     max_output_tokens: int
     context_tokens: int
     utf8_policy: Utf8Policy | None = None
+    earlier: Earlier = field(default_factory=Earlier)
+    grammar: CompiledGrammar | None = None
+    log_probs: int | None = None
+    scores_prompt: bool = False
 
     def __post_init__(self) -> None:
         if self.index < 0:

@@ -58,7 +58,8 @@ def _host_bytes(size_bytes: int) -> torch.Tensor:
         region = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, ValueError, OverflowError) as error:
         raise MemoryError(f"cannot map {size_bytes} bytes for a slab: {error}; lower the number of pages") from error
-    if hasattr(mmap, "MADV_HUGEPAGE"):
+    # A slab that fills no huge page would only pay for the zeroing of one.
+    if hasattr(mmap, "MADV_HUGEPAGE") and size_bytes >= 2 * ALIGNMENT_BYTES:
         # A kernel without transparent huge pages refuses; small pages work as well.
         with contextlib.suppress(OSError):
             region.madvise(mmap.MADV_HUGEPAGE)

@@ -5,12 +5,23 @@ from typing import Protocol
 import torch
 from torch.nn import functional
 
-from engine.backend import PackedLinear
+from engine.kernels import row_class
+from engine.model_weights import PackedLinear
 
 # oneDNN chooses the weight's order for a number of rows. 16 serves 1 to 512 rows well; 1 makes larger batches up to 2x slower.
 PACKED_ROWS_HINT = 16
 PROBE_SIZE = 64
 SINGLE_ROW_PROBES = 3
+
+
+def padded(x: torch.Tensor, rows: int) -> torch.Tensor:
+    """`x` with zeros behind its last row up to `rows` rows; `x` itself when it has as many."""
+    if x.shape[0] == rows:
+        return x
+    wide = x.new_empty((rows, *x.shape[1:]))
+    wide[: x.shape[0]].copy_(x)
+    wide[x.shape[0] :].zero_()
+    return wide
 
 
 class Linears(Protocol):
@@ -50,9 +61,10 @@ class OneDnnLinears:
     def apply(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
         """A request must not read differently because it was alone for a step. Where oneDNN sums a single row in another
         order than the same row among others, one row is computed as two."""
-        if x.shape[0] == 1 and self._single_differs[packed.in_features, packed.out_features]:
-            return self._multiply(torch.cat((x, x)), packed.weight, packed.bias)[:1]
-        return self._multiply(x, packed.weight, packed.bias)
+        rows = row_class(x.shape[0])
+        if rows == 1 and self._single_differs[packed.in_features, packed.out_features]:
+            rows = 2
+        return self._multiply(padded(x, rows), packed.weight, packed.bias)[: x.shape[0]]
 
     def multiply(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """x @ weight.T for a weight that is not worth packing."""

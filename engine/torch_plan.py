@@ -7,7 +7,9 @@ import numpy as np
 import torch
 
 from engine.backend import Setup
-from engine.step import Chunk, Ints, Step
+from engine.layout import pages_for
+from engine.step import NULL_PAGE, Chunk, Ints, Step
+from engine.torch_chunk import padded_keys
 
 # Rows of one bucket are padded to its longest. A new bucket costs about as much as attending this many more tokens.
 BUCKET_PADDING_TOKENS = 256
@@ -20,7 +22,7 @@ class DecodeBucket:
     """Decode rows start..end-1.
 
     page_rows: int64 [sequences * pages], rows of layer 0 in the pool seen as one row per page and layer.
-    mask: [sequences, 1, 1, tokens] in the pool's dtype, 0 or -inf; none where every row fills its pages.
+    mask: [sequences, 1, 1, tokens] in the pool's dtype, 0 or -inf; none where every row fills its pages and sees them all.
     """
 
     start: int
@@ -31,7 +33,8 @@ class DecodeBucket:
 
 @dataclass(frozen=True, slots=True)
 class ChunkPlan:
-    """A prefill chunk at packed rows start..end-1. page_rows is None when it is all of the sequence so far."""
+    """A prefill chunk at packed rows start..end-1. page_rows is None when it is all of the sequence so far, else its pages and as
+    many null pages as padded_keys(cache_tokens) need."""
 
     start: int
     end: int
@@ -86,31 +89,42 @@ class Planner:
         return torch.from_numpy(values).to(self._setup.device)
 
     def _bounds(self, step: Step) -> Iterator[tuple[int, int]]:
-        """Slices of the decode rows, longest first: rows join a bucket until its padding or its size passes the limit."""
+        """Slices of the decode rows, longest first: rows join a bucket until its padding or its size passes the limit.
+
+        Behind a window rows are of nearly one length, and the last is not always the longest.
+        """
         counts = (-(-step.decode_lengths // self._page_tokens)).tolist()
-        end, padding = len(counts), 0
+        end, padding, longest = len(counts), 0, 0
         for row in range(len(counts) - 1, -1, -1):
-            longest = counts[end - 1]
-            padding += (longest - counts[row]) * self._page_tokens
+            longer = max(0, counts[row] - longest)
+            padding += (longer * (end - 1 - row) + max(0, longest - counts[row])) * self._page_tokens
+            longest += longer
             if padding > BUCKET_PADDING_TOKENS or (end - row > 1 and (end - row) * longest > self._bucket_pages):
                 yield row + 1, end
-                end, padding = row + 1, 0
+                end, padding, longest = row + 1, 0, counts[row]
         if end:
             yield 0, end
 
     def _bucket(self, step: Step, start: int, end: int) -> DecodeBucket:
         lengths = step.decode_lengths[start:end]
-        pages = int(-(-lengths[-1] // self._page_tokens))
+        pages = int(-(-lengths.max() // self._page_tokens))
         page_rows = step.decode_pages[start:end, :pages].reshape(-1) * self._layers
         tokens = pages * self._page_tokens
-        mask = None
-        if lengths[0] < tokens:
-            hidden = np.arange(tokens) >= lengths[:, None]
+        mask, window = None, self._setup.window
+        if lengths.min() < tokens or (window is not None and lengths.max() > window):
+            places = np.arange(tokens)
+            hidden = places >= lengths[:, None]
+            if window is not None:
+                hidden |= places < lengths[:, None] - window
             mask = self._mask(torch.from_numpy(hidden)).view(end - start, 1, 1, tokens)
         return DecodeBucket(start, end, self._tensor(page_rows), mask)
 
     def _chunk(self, chunk: Chunk) -> ChunkPlan:
-        page_rows = self._tensor(chunk.pages * self._layers) if chunk.first_position else None
+        page_rows = None
+        if chunk.first_position:
+            pages = np.full(pages_for(padded_keys(chunk.cache_tokens), self._page_tokens), NULL_PAGE, dtype=np.int64)
+            pages[: chunk.pages.size] = chunk.pages
+            page_rows = self._tensor(pages * self._layers)
         return ChunkPlan(chunk.start, chunk.end, chunk.cache_tokens, page_rows)
 
     def _mask(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -6,8 +6,10 @@ from typing import Protocol
 
 import torch
 
-from engine.backend import Backend, PackedLinear
-from models.config import ModelConfig
+from engine.backend import Backend
+from engine.model_weights import LayerWeights, ModelWeights, PackedLinear, QueryFactors
+from engine.weights_latent import absorbed
+from models.config import LatentConfig, ModelConfig
 
 MAX_NAMED_TENSORS = 3
 
@@ -37,26 +39,13 @@ class WeightSource(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class LayerWeights:
-    """head_norms: float32 [heads + kv_heads, head_dim] where query and key heads are normalised. gate_up: gates, then ups."""
+class _Attention:
+    """The part of LayerWeights that attention has."""
 
-    attention_norm: torch.Tensor
     qkv: PackedLinear
     head_norms: torch.Tensor | None
     output: PackedLinear
-    mlp_norm: torch.Tensor
-    gate_up: PackedLinear
-    down: PackedLinear
-
-
-@dataclass(frozen=True, slots=True)
-class ModelWeights:
-    """embedding: [vocabulary, hidden]; head: the same matrix when tied, packed."""
-
-    embedding: torch.Tensor
-    layers: tuple[LayerWeights, ...]
-    final_norm: torch.Tensor
-    head: PackedLinear
+    query: QueryFactors | None = None
 
 
 class WeightLoader:
@@ -85,11 +74,11 @@ class WeightLoader:
         for index in range(config.layers):
             layers.append(self._layer(index))
             report(LoadProgress(index + 2, total))
-        final_norm = self._tensor("model.norm.weight", (config.hidden,))
+        final_norm = self._norm("model.norm", config.hidden)
         head = self._backend.pack_head(self._head(embedding))
         self._refuse_unused()
         report(LoadProgress(total, total))
-        return ModelWeights(embedding, tuple(layers), final_norm, head)
+        return ModelWeights(embedding, tuple(layers), final_norm, head, config.embedding_scale)
 
     def _head(self, embedding: torch.Tensor) -> torch.Tensor:
         self._read_names.add("lm_head.weight")
@@ -101,41 +90,100 @@ class WeightLoader:
         config, prefix = self._config, f"model.layers.{index}."
         queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
         attention, mlp = prefix + "self_attn.", prefix + "mlp."
+        attends = self._attention(attention, queries, keys) if config.latent is None else self._latent(attention, config.latent)
+        # With a second norm around the MLP, the first one has another name.
+        mlp_norm = "pre_feedforward_layernorm" if config.post_norms else "post_attention_layernorm"
         return LayerWeights(
-            attention_norm=self._tensor(prefix + "input_layernorm.weight", (config.hidden,)),
-            qkv=self._linear(
-                [(attention + "q_proj", queries), (attention + "k_proj", keys), (attention + "v_proj", keys)],
+            attention_norm=self._norm(prefix + "input_layernorm", config.hidden),
+            qkv=attends.qkv,
+            head_norms=attends.head_norms,
+            output=attends.output,
+            query=attends.query,
+            mlp_norm=self._norm(prefix + mlp_norm, config.hidden),
+            gate_up=self._backend.pack_gate_up(
+                *self._joined(
+                    [(mlp + "gate_proj", config.intermediate), (mlp + "up_proj", config.intermediate)],
+                    config.hidden,
+                    config.mlp_bias,
+                )
+            ),
+            down=self._linear([(mlp + "down_proj", config.hidden)], config.intermediate, config.mlp_bias),
+            attention_post_norm=self._post_norm(prefix + "post_attention_layernorm"),
+            mlp_post_norm=self._post_norm(prefix + "post_feedforward_layernorm"),
+        )
+
+    def _attention(self, name: str, queries: int, keys: int) -> "_Attention":
+        config = self._config
+        return _Attention(
+            self._linear(
+                [(name + "q_proj", queries), (name + "k_proj", keys), (name + "v_proj", keys)],
                 config.hidden,
                 config.attention_bias,
             ),
-            head_norms=self._head_norms(attention) if config.qk_norm else None,
-            output=self._linear([(attention + "o_proj", config.hidden)], queries, config.attention_output_bias),
-            mlp_norm=self._tensor(prefix + "post_attention_layernorm.weight", (config.hidden,)),
-            gate_up=self._linear(
-                [(mlp + "gate_proj", config.intermediate), (mlp + "up_proj", config.intermediate)], config.hidden, config.mlp_bias
-            ),
-            down=self._linear([(mlp + "down_proj", config.hidden)], config.intermediate, config.mlp_bias),
+            self._head_norms(name) if config.qk_norm else None,
+            self._linear([(name + "o_proj", config.hidden)], queries, config.attention_output_bias),
         )
 
+    def _latent(self, name: str, latent: LatentConfig) -> "_Attention":
+        config, wide = self._config, torch.float32
+        heads, hidden, of_head = config.heads, config.hidden, latent.nope_dim + latent.rope_dim
+        inputs = latent.query_rank or hidden
+        query = "q_b_proj.weight" if latent.query_rank else "q_proj.weight"
+        made = absorbed(
+            latent,
+            heads,
+            self._tensor(name + query, (heads * of_head, inputs), wide),
+            self._tensor(name + "kv_a_proj_with_mqa.weight", (latent.rank + latent.rope_dim, hidden), wide),
+            self._tensor(name + "kv_b_proj.weight", (heads * (latent.nope_dim + latent.value_dim), latent.rank), wide),
+            self._tensor(name + "o_proj.weight", (hidden, heads * latent.value_dim), wide),
+        )
+        norm, output = self._norm(name + "kv_a_layernorm", latent.rank, wide), self._packed(made.output)
+        if latent.query_rank is None:
+            return _Attention(self._packed(torch.cat([made.queries, made.latent])), norm, output)
+        factors = QueryFactors(
+            self._linear([(name + "q_a_proj", latent.query_rank)], hidden, False),
+            self._norm(name + "q_a_layernorm", latent.query_rank),
+            self._packed(made.queries),
+        )
+        return _Attention(self._packed(made.latent), norm, output, factors)
+
+    def _packed(self, weight: torch.Tensor) -> PackedLinear:
+        return self._backend.pack(weight.to(self._dtype), None)
+
     def _linear(self, parts: list[tuple[str, int]], inputs: int, with_bias: bool) -> PackedLinear:
+        return self._backend.pack(*self._joined(parts, inputs, with_bias))
+
+    def _joined(self, parts: list[tuple[str, int]], inputs: int, with_bias: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Several matrices with one input become one product."""
         weight = torch.cat([self._tensor(name + ".weight", (outputs, inputs)) for name, outputs in parts])
         bias = torch.cat([self._tensor(name + ".bias", (outputs,)) for name, outputs in parts]) if with_bias else None
-        return self._backend.pack(weight, bias)
+        return weight, bias
 
     def _head_norms(self, attention: str) -> torch.Tensor:
         config = self._config
-        query = self._tensor(attention + "q_norm.weight", (config.head_dim,)).to(torch.float32)
-        key = self._tensor(attention + "k_norm.weight", (config.head_dim,)).to(torch.float32)
+        query = self._norm(attention + "q_norm", config.head_dim, torch.float32)
+        key = self._norm(attention + "k_norm", config.head_dim, torch.float32)
         return torch.cat([query.expand(config.heads, -1), key.expand(config.kv_heads, -1)])
 
-    def _tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    def _post_norm(self, name: str) -> torch.Tensor | None:
+        return self._norm(name, self._config.hidden) if self._config.post_norms else None
+
+    def _norm(self, name: str, width: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """The weight of a norm, in the dtype of the others where none is asked for."""
+        if self._config.norms_add_one:
+            # In float32, so that a small weight is not lost beside the one.
+            weight = self._tensor(name + ".weight", (width,), torch.float32) + 1.0
+        else:
+            weight = self._tensor(name + ".weight", (width,))
+        return weight.to(dtype or self._dtype)
+
+    def _tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> torch.Tensor:
         if name not in self._names:
             raise WeightsError(f"tensor {name} is missing; the files do not hold the model that their configuration describes")
         if self._source.shape(name) != shape:
             raise WeightsError(f"tensor {name} has shape {list(self._source.shape(name))}; the configuration says {list(shape)}")
         self._read_names.add(name)
-        return self._source.read(name, self._dtype).to(self._device)
+        return self._source.read(name, dtype or self._dtype).to(self._device)
 
     def _refuse_unused(self) -> None:
         """A tensor that nothing reads changes what the model says; running without it would be a wrong answer, not an error."""

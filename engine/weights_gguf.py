@@ -1,6 +1,7 @@
 """Weights from a GGUF file, dequantised by the gguf library in slices of rows."""
 
 import re
+from collections.abc import Mapping
 from math import prod
 from pathlib import Path
 
@@ -36,6 +37,12 @@ PER_LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+# Where attention and MLP are normalised before and after.
+PER_LAYER_POST_NORMS = PER_LAYER | {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
 LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 
 
@@ -47,7 +54,9 @@ class GgufSource:
 
     def __init__(self, path: Path, config: ModelConfig) -> None:
         tensors = read_header(path).tensors
-        self._by_name = {_hugging_face_name(name): (name, info) for name, info in tensors.items() if name != ROPE_FACTORS}
+        in_layer = PER_LAYER_POST_NORMS if config.post_norms else PER_LAYER
+        named = ((_hugging_face_name(name, in_layer), name) for name in tensors if name != ROPE_FACTORS)
+        self._by_name = {ours: (name, tensors[name]) for ours, name in named}
         self._bytes = np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray)
         self._heads_of = {"q_proj": config.heads, "k_proj": config.kv_heads} if config.rope_interleaved else {}
 
@@ -90,11 +99,11 @@ def _kind(name: str, info: TensorInfo) -> GGMLQuantizationType:
     return kind
 
 
-def _hugging_face_name(name: str) -> str:
+def _hugging_face_name(name: str, per_layer: Mapping[str, str]) -> str:
     """Names without a counterpart are kept as they are, so that the loader can name what it has no place for."""
     in_layer = LAYER_TENSOR.fullmatch(name)
-    if in_layer and in_layer[2] in PER_LAYER:
-        return f"model.layers.{in_layer[1]}.{PER_LAYER[in_layer[2]]}.{in_layer[3]}"
+    if in_layer and in_layer[2] in per_layer:
+        return f"model.layers.{in_layer[1]}.{per_layer[in_layer[2]]}.{in_layer[3]}"
     stem, _, kind = name.rpartition(".")
     return f"{WHOLE_MODEL[stem]}.{kind}" if stem in WHOLE_MODEL else name
 
