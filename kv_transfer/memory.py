@@ -32,6 +32,7 @@ from kv_transfer.ports import (
 STEP_BYTES = 1024 * 1024
 NOTICES_MAX = 100_000
 WRITERS_MAX = 64
+PEERS_MAX = 256
 
 
 @dataclass(slots=True)
@@ -184,11 +185,12 @@ class MemoryFabric:
 class MemorySender:
     """One sending agent on a fabric. See Sender."""
 
-    def __init__(self, fabric: MemoryFabric, name: str, slabs: Sequence[Slab]) -> None:
+    def __init__(self, fabric: MemoryFabric, name: str, slabs: Sequence[Slab], peers_max: int = PEERS_MAX) -> None:
         self._fabric = fabric
         self.name = f"{name}-{secrets.token_hex(4)}"
         self._slabs = tuple(slabs)
         self._peers: dict[str, tuple[Slab, ...]] = {}
+        self._peers_max = peers_max
         self._in_flight: set[int] = set()
         self._closed = False
         # A test's control: a stopped writer moves nothing and learns nothing until it goes on.
@@ -208,6 +210,7 @@ class MemorySender:
         """See Sender."""
         self._check_open()
         if endpoint.agent in self._peers:
+            self._peers[endpoint.agent] = self._peers.pop(endpoint.agent)
             return
         name, slabs = _read_metadata(endpoint.metadata)
         if name != endpoint.agent:
@@ -215,6 +218,8 @@ class MemorySender:
         if self._fabric.slabs_of(name) is None:
             raise SendFailed(CAUSE_CONNECT_FAILED, f"agent {name} is gone")
         self._peers[name] = slabs
+        if len(self._peers) > self._peers_max:
+            self._peers.pop(next(iter(self._peers)))
 
     def post(self, push: Push) -> None:
         """See Sender."""
@@ -262,6 +267,7 @@ class MemoryReceiver:
         self._slabs = tuple(slabs)
         self._writers_max = writers_max
         self._agents: dict[str, tuple[_Agent, Endpoint]] = {}
+        self._displaced: list[str] = []
 
     @property
     def writers(self) -> int:
@@ -275,12 +281,19 @@ class MemoryReceiver:
             self._agents[writer] = found  # in order of the last request
             return found[1]
         if len(self._agents) >= self._writers_max:
-            self.fence(next(iter(self._agents)))
+            oldest = next(iter(self._agents))
+            self.fence(oldest)
+            self._displaced.append(oldest)
         name = f"{self._name}-{secrets.token_hex(8)}"
         agent = self._fabric.add(name, self._slabs)
         endpoint = endpoint_of(name, _write_metadata(name, self._slabs), self._slabs)
         self._agents[writer] = (agent, endpoint)
         return endpoint
+
+    def take_displaced(self) -> list[str]:
+        """See Receiver."""
+        displaced, self._displaced = self._displaced, []
+        return displaced
 
     def poll(self) -> list[tuple[str, bytes]]:
         """See Receiver."""

@@ -32,6 +32,8 @@ from rpc.incarnation import proven_dead
 
 # Each receiving agent holds about 13 file descriptors and 4 MB.
 WRITERS_MAX = 64
+# Receiving agents that a sender knows. One that is gone without a push to it failing would be known for ever.
+PEERS_MAX = 256
 # The progress thread wakes on events; this is only its safety poll. NIXL's own value of 0 spins a core for ever.
 PROGRESS_DELAY_US = 10_000
 
@@ -97,7 +99,7 @@ def _check_environment() -> None:
         raise TransportSettings(f"{', '.join(missing)} is not set: call kv_transfer.nixl.prepare_environment first in main()")
 
 
-class _Agent:
+class Agent:
     """One NIXL agent with its memory registered, and the errors that its calls raise."""
 
     def __init__(self, name: str, slabs: Sequence[Slab]) -> None:
@@ -159,15 +161,16 @@ class _InFlight:
 class NixlSender:
     """One sending agent. `name` is unique to this incarnation. slabs: the writer's KV slabs and its logits rows.
 
-    Raises TransportSettings.
+    Beyond `peers_max` the receiving agent not connected to for longest is forgotten. Raises TransportSettings.
     """
 
-    def __init__(self, name: str, slabs: Sequence[Slab]) -> None:
+    def __init__(self, name: str, slabs: Sequence[Slab], peers_max: int = PEERS_MAX) -> None:
         _check_environment()
-        self._agent: _Agent | None = _Agent(f"{name}-{secrets.token_hex(4)}", slabs)
+        self._agent: Agent | None = Agent(f"{name}-{secrets.token_hex(4)}", slabs)
         self._in_flight: dict[int, _InFlight] = {}
         self._ended: list[PushResult] = []
-        self._peers: set[str] = set()
+        self._peers: dict[str, None] = {}  # in order of the last connect
+        self._peers_max = peers_max
         self._gone: set[str] = set()
 
     @property
@@ -183,6 +186,8 @@ class NixlSender:
     def connect(self, endpoint: Endpoint) -> None:
         """See Sender. The endpoint's checksum was checked when it was built: a damaged blob would poison the agent's name."""
         if endpoint.agent in self._peers:
+            del self._peers[endpoint.agent]
+            self._peers[endpoint.agent] = None
             return
         agent = self._open()
         try:
@@ -196,7 +201,11 @@ class NixlSender:
             if name not in self._peers:
                 agent.agent.remove_remote_agent(name)
             raise SendFailed(CAUSE_BAD_METADATA, f"the metadata is of agent {name} and the endpoint says {endpoint.agent}")
-        self._peers.add(name)
+        self._peers[name] = None
+        if len(self._peers) > self._peers_max:
+            busy = {entry.agent for entry in self._in_flight.values()}
+            self._gone.update([one for one in self._peers if one not in busy and one != name][:1])
+            self._forget_gone(agent)
 
     def post(self, push: Push) -> None:
         """See Sender."""
@@ -246,7 +255,7 @@ class NixlSender:
         self._peers.clear()
         self._agent = None
 
-    def _open(self) -> _Agent:
+    def _open(self) -> Agent:
         if self._agent is None:
             raise SendFailed(CAUSE_CLOSED, "the sender is closed")
         return self._agent
@@ -258,7 +267,7 @@ class NixlSender:
             self._gone.add(entry.agent)
         self._ended.append(PushResult(push_id, not cause, cause, detail))
 
-    def _forget_gone(self, agent: _Agent) -> None:
+    def _forget_gone(self, agent: Agent) -> None:
         """Give back the descriptors of dead peers, once nothing of theirs is in flight. Live peers are never removed."""
         busy = {entry.agent for entry in self._in_flight.values()}
         for name in self._gone - busy:
@@ -266,7 +275,7 @@ class NixlSender:
             with contextlib.suppress(*agent.errors):
                 agent.agent.remove_remote_agent(name)
             self._gone.discard(name)
-            self._peers.discard(name)
+            self._peers.pop(name, None)
 
 
 class NixlReceiver:
@@ -281,9 +290,10 @@ class NixlReceiver:
         self._slabs = tuple(slabs)
         self._writers_max = writers_max
         self._destroying_fences = os.environ["UCX_TLS"] == _UCX_TLS[TLS_TCP]
-        self._agents: dict[str, tuple[_Agent, Endpoint]] = {}
+        self._agents: dict[str, tuple[Agent, Endpoint]] = {}
+        self._displaced: list[str] = []
         # Made and dropped: loading NIXL and UCX takes seconds, and bad settings shall fail the start, not the first offer.
-        _Agent(f"{name}-{secrets.token_hex(8)}", self._slabs)
+        Agent(f"{name}-{secrets.token_hex(8)}", self._slabs)
 
     @property
     def writers(self) -> int:
@@ -293,23 +303,31 @@ class NixlReceiver:
     def endpoint(self, writer: str) -> Endpoint:
         """See Receiver. After a fence the next agent of that writer has another name: the old connection stays cut.
 
-        At the bound the writer that was not asked about for longest is fenced: writers that left are never named again, and one
-        that still writes learns it by its pushes' failure.
+        At the bound the writer that was not asked about for longest is fenced: writers that left are never named again. One that
+        still writes learns it by its pushes' failure, its grants by `take_displaced`.
         """
         found = self._agents.pop(writer, None)
         if found is not None:
             self._agents[writer] = found  # in order of the last request
             return found[1]
-        if len(self._agents) >= self._writers_max and not any(self.fence(old) for old in list(self._agents)):
-            raise ReceiveFailed(f"all {self._writers_max} receiving agents have living writers: raise writers_max")
+        if len(self._agents) >= self._writers_max:
+            displaced = next((old for old in list(self._agents) if self.fence(old)), None)
+            if displaced is None:
+                raise ReceiveFailed(f"all {self._writers_max} receiving agents have living writers: raise writers_max")
+            self._displaced.append(displaced)
         name = f"{self._name}-{secrets.token_hex(8)}"
         try:
-            agent = _Agent(name, self._slabs)
+            agent = Agent(name, self._slabs)
         except TransportSettings as error:
             raise ReceiveFailed(str(error)) from error
         endpoint = endpoint_of(name, agent.metadata, self._slabs)
         self._agents[writer] = (agent, endpoint)
         return endpoint
+
+    def take_displaced(self) -> list[str]:
+        """See Receiver."""
+        displaced, self._displaced = self._displaced, []
+        return displaced
 
     def poll(self) -> list[tuple[str, bytes]]:
         """See Receiver."""

@@ -164,7 +164,7 @@ class GrantPages:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Pages and a landing row that one attempt may fill.
+    """Pages that one attempt may fill, and a landing row for the last logits; None when the sequence's next token is chosen.
 
     grant_id: 32 hexadecimal digits, never used twice. first_position..token_count are the token positions to send (in tokens).
     expires_after_s: seconds without a sign of life after which decode asks for the grant back.
@@ -177,7 +177,7 @@ class Grant:
     first_position: int
     token_count: int
     groups: tuple[GrantPages, ...]
-    landing_row: int
+    landing_row: int | None
     endpoint: Endpoint
     expires_after_s: float
 
@@ -202,8 +202,12 @@ class Grant:
         for group, slab in zip(self.groups, self.endpoint.slabs, strict=False):
             last = max(group.page_ids, default=0)
             _require(last < slab.units, "groups.page_ids", f"page {last} is outside the slab of {slab.units} pages")
-        rows = self.endpoint.landing.units
-        _require(0 <= self.landing_row < rows, "landing_row", f"must be below {rows}, got {self.landing_row}")
+        rows, row = self.endpoint.landing.units, self.landing_row
+        if row is None:
+            sent = any(page != NULL_PAGE for group in self.groups for page in group.page_ids)
+            _require(sent, "landing_row", "is missing, and there are no pages: nothing would be sent")
+        else:
+            _require(0 <= row < rows, "landing_row", f"must be below {rows}, got {row}")
         expires = self.expires_after_s
         ok = math.isfinite(expires) and 0 < expires <= EXPIRES_AFTER_S_MAX
         _require(ok, "expires_after_s", f"must be above 0 and at most {EXPIRES_AFTER_S_MAX} s, got {expires}")
@@ -211,14 +215,24 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class LayoutView:
-    """What this package needs to know of the engine's layout: its fingerprint and the tokens in a page of each KV group."""
+    """What this package needs to know of the engine's layout: its fingerprint and the tokens in a page of each KV group.
+
+    windows: tokens that a query sees in each group, itself included, None where it sees all; empty when it does in every group.
+    """
 
     fingerprint: str
     page_tokens: tuple[int, ...]
+    windows: tuple[int | None, ...] = ()
+
+    def first_page(self, group: int, tokens: int) -> int:
+        """Number of the first page of a group that a sequence of so many tokens still needs."""
+        window = self.windows[group] if self.windows else None
+        return 0 if window is None else max(0, tokens + 1 - window) // self.page_tokens[group]
 
 
 def check_layout(grant: Grant, layout: LayoutView) -> None:
-    """Compare a grant with this member's layout: fingerprint, groups, page borders, page counts (never a silent minimum).
+    """Compare a grant with this member's layout: fingerprint, groups, page borders, page counts (never a silent minimum). It must
+    not want a page that has left its window: nobody has that any more.
 
     Raises LayoutMismatch or BadGrant.
     """
@@ -235,6 +249,14 @@ def check_layout(grant: Grant, layout: LayoutView) -> None:
             found == wanted,
             f"groups[{index}].page_ids",
             f"positions {grant.first_position} to {grant.token_count} need {wanted} pages of {size} tokens, got {found}",
+        )
+        first, gone = grant.first_position // size, layout.first_page(index, grant.token_count)
+        late = [number for number, page in enumerate(pages.page_ids, first) if page != NULL_PAGE and number < gone]
+        _require(
+            not late,
+            f"groups[{index}].page_ids",
+            f"must be 0 for pages that have left the window: the first that {grant.token_count} tokens need is number {gone}, "
+            f"number {min(late, default=0)} is asked for",
         )
 
 
@@ -279,7 +301,7 @@ def grant_from_proto(message: grant_pb2.Grant, layout: LayoutView) -> Grant:
         first_position=message.first_position,
         token_count=message.token_count,
         groups=tuple(GrantPages(tuple(g.page_ids), tuple(g.generations)) for g in message.groups),
-        landing_row=message.landing_row,
+        landing_row=message.landing_row if message.HasField("landing_row") else None,
         endpoint=Endpoint(
             agent=endpoint.agent,
             metadata=endpoint.metadata,

@@ -6,8 +6,10 @@ that already has a prefix, or that keeps one page more for the next token, can t
 
 import struct
 import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
 
 from kv_transfer.offer import (
     FINGERPRINT_BYTES,
@@ -24,11 +26,17 @@ from kv_transfer.offer import (
 from kv_transfer.ports import Push, Range
 
 # Bounds what one writer that was cut off can still write, and how long one post holds the agent's lock.
-TRANSFER_BYTES_MAX = 4 * 1024 * 1024
+TRANSFER_BYTES_MAX = 2 * 1024 * 1024
+# A page lies layer by layer, so a step that is under way has finished its front: pages are sent in so many pieces, the front ones
+# while the step goes on. Both sides count parts, so this is a part of the protocol.
+LAYER_PIECES = 3
+# Smaller pieces cost more in calls than they hide.
+PIECE_BYTES_MIN = 64 * 1024
 
 NOTICE_MAGIC = b"TKVN"
-NOTICE_VERSION = 1
-_NOTICE_HEAD = struct.Struct(f"<4sBBxx{GRANT_ID_BYTES}sIII{FINGERPRINT_BYTES}s")
+# 2: pages travel in pieces, and `part` counts those.
+NOTICE_VERSION = 2
+_NOTICE_HEAD = struct.Struct(f"<4sBB?x{GRANT_ID_BYTES}sIII{FINGERPRINT_BYTES}s")
 _NOTICE_CRC = struct.Struct("<I")
 
 
@@ -42,7 +50,10 @@ class SourceMissing(HandoverError):
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """What the reader is told when a part has been written. page_counts: pages sent in all, per KV group."""
+    """What the reader is told when a part has been written. page_counts: pages sent in all, per KV group.
+
+    content_crc32: CRC-32 of the bytes of this part, where the writer was told to send it.
+    """
 
     grant_id: str
     part: int
@@ -50,6 +61,7 @@ class Notice:
     token_count: int
     page_counts: tuple[int, ...]
     layout_fingerprint: str
+    content_crc32: int | None = None
 
     def to_bytes(self) -> bytes:
         """The wire form, little-endian, closed by a CRC-32."""
@@ -57,13 +69,15 @@ class Notice:
             NOTICE_MAGIC,
             NOTICE_VERSION,
             len(self.page_counts),
+            self.content_crc32 is not None,
             bytes.fromhex(self.grant_id),
             self.part,
             self.parts,
             self.token_count,
             bytes.fromhex(self.layout_fingerprint),
         )
-        body = head + struct.pack(f"<{len(self.page_counts)}I", *self.page_counts)
+        words = self.page_counts if self.content_crc32 is None else (*self.page_counts, self.content_crc32)
+        body = head + struct.pack(f"<{len(words)}I", *words)
         return body + _NOTICE_CRC.pack(zlib.crc32(body))
 
     @classmethod
@@ -71,16 +85,17 @@ class Notice:
         """Raises BadNotice for anything that to_bytes could not have made."""
         if len(data) < _NOTICE_HEAD.size + _NOTICE_CRC.size:
             raise BadNotice(f"{len(data)} bytes are too few for a notice")
-        magic, version, groups, grant_id, part, parts, tokens, fingerprint = _NOTICE_HEAD.unpack_from(data)
+        magic, version, groups, has_content, grant_id, part, parts, tokens, fingerprint = _NOTICE_HEAD.unpack_from(data)
         if magic != NOTICE_MAGIC or version != NOTICE_VERSION:
             raise BadNotice(f"not a notice of version {NOTICE_VERSION}: starts with {bytes(data[:5])!r}")
-        if not 1 <= groups <= GROUPS_MAX or len(data) != _NOTICE_HEAD.size + 4 * groups + _NOTICE_CRC.size:
+        if not 1 <= groups <= GROUPS_MAX or len(data) != _NOTICE_HEAD.size + 4 * (groups + has_content) + _NOTICE_CRC.size:
             raise BadNotice(f"{len(data)} bytes do not fit {groups} groups")
         body = data[: -_NOTICE_CRC.size]
         if zlib.crc32(body) != _NOTICE_CRC.unpack(data[-_NOTICE_CRC.size :])[0]:
             raise BadNotice("the checksum does not match")
-        counts = struct.unpack_from(f"<{groups}I", data, _NOTICE_HEAD.size)
-        notice = cls(grant_id.hex(), part, parts, tokens, counts, fingerprint.hex())
+        words = struct.unpack_from(f"<{groups + has_content}I", data, _NOTICE_HEAD.size)
+        content = words[groups] if has_content else None
+        notice = cls(grant_id.hex(), part, parts, tokens, words[:groups], fingerprint.hex(), content)
         if notice.to_bytes() != bytes(data) or not part < parts:
             raise BadNotice(f"part {part} of {parts} is not a part")
         return notice
@@ -88,16 +103,30 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class SourceMemory:
-    """The writer's side: its layout, its slab per KV group, its slab of logits rows (float32 [rows, vocabulary])."""
+    """The writer's side: its layout, its slab per KV group, its slab of logits rows (float32 [rows, vocabulary]).
+
+    content: gives the CRC-32 of what lies at the local addresses; None sends no checksums of content.
+    """
 
     layout: LayoutView
     slabs: tuple[Slab, ...]
     landing: Slab
+    content: Callable[[Sequence[Range]], int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """How far a prompt is: positions 0..tokens in all layers, and 0..step_tokens in the first `layers` of `of_layers`."""
+
+    tokens: int
+    step_tokens: int = 0
+    layers: int = 0
+    of_layers: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class PagePart:
-    """A part that carries pages of one group, or one piece of a page that is larger than a transfer may be.
+    """A part that carries the same piece (some layers) of several pages of one group.
 
     page_numbers: position // page_tokens of each page. offset_bytes, size_bytes: the piece of each page that is sent.
     ready_tokens: the part may be sent once so many positions of the prompt are computed.
@@ -113,7 +142,7 @@ class PagePart:
 
 @dataclass(frozen=True, slots=True)
 class LandingPart:
-    """The last part: the logits row of the last prompt position."""
+    """The last part, when the grant has a landing row: the logits row of the last prompt position."""
 
     index: int
     ready_tokens: int
@@ -124,37 +153,46 @@ Part = PagePart | LandingPart
 
 @dataclass(frozen=True, slots=True)
 class HandoverPlan:
-    """All parts of one hand-over in the order in which they become ready. Made once, before anything is computed."""
+    """All parts of one hand-over, those of earlier positions first. Made once, before anything is computed."""
 
     grant: Grant
     source: SourceMemory
     parts: tuple[Part, ...]
+    #: Pages that are sent, per KV group. Counted once: every notice says it.
+    page_counts: tuple[int, ...] = field(init=False)
 
-    @property
-    def page_counts(self) -> tuple[int, ...]:
-        """Pages that are sent, per KV group."""
-        return sent_page_counts(self.grant)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "page_counts", sent_page_counts(self.grant))
 
     @property
     def size_bytes(self) -> int:
         """Bytes of all parts."""
         pages = sum(p.size_bytes * len(p.page_numbers) for p in self.parts if isinstance(p, PagePart))
-        return pages + self.source.landing.unit_bytes
+        return pages + (self.source.landing.unit_bytes if self.grant.landing_row is not None else 0)
 
-    def ready_parts(self, computed_tokens: int) -> int:
-        """How many leading parts may be sent when positions 0..computed_tokens are computed: parts[:n].
+    def ready(self, computed: Computed, first: int = 0) -> tuple[int, ...]:
+        """The parts from `first` on that may be sent now, in order. Parts that are far from ready are not looked at.
 
-        The last page of a prompt may be partly filled: it is ready when the whole prompt is, and so is the landing row.
+        The last page of a prompt may be partly filled: it is ready when the whole prompt is, and so is the landing row, which
+        a step makes last.
         """
-        ready = 0
-        while ready < len(self.parts) and self.parts[ready].ready_tokens <= computed_tokens:
-            ready += 1
-        return ready
+        most = max(computed.tokens, computed.step_tokens)
+        end = bisect_right(self.parts, most, lo=first, key=lambda part: part.ready_tokens)
+        return tuple(part.index for part in self.parts[first:end] if self._is_ready(part, computed))
 
-    def notice(self, part: int) -> Notice:
+    def _is_ready(self, part: Part, computed: Computed) -> bool:
+        if part.ready_tokens <= computed.tokens:
+            return True
+        if isinstance(part, LandingPart) or part.ready_tokens > computed.step_tokens:
+            return False
+        page_bytes = self.source.slabs[part.group].unit_bytes
+        return (part.offset_bytes + part.size_bytes) * computed.of_layers <= page_bytes * computed.layers
+
+    def notice(self, part: int, content_crc32: int | None = None) -> Notice:
         """What the reader is told when this part has been written."""
-        grant = self.grant
-        return Notice(grant.grant_id, part, len(self.parts), grant.token_count, self.page_counts, grant.layout_fingerprint)
+        grant, parts = self.grant, len(self.parts)
+        counts, fingerprint = self.page_counts, grant.layout_fingerprint
+        return Notice(grant.grant_id, part, parts, grant.token_count, counts, fingerprint, content_crc32)
 
     def ranges(self, part: int, page_tables: Sequence[Sequence[int]], landing_row: int) -> tuple[Range, ...]:
         """The copies of one part. page_tables: the sequence's pages here, one table per KV group, indexed by page number.
@@ -164,6 +202,7 @@ class HandoverPlan:
         one = self.parts[part]
         if isinstance(one, LandingPart):
             row = self.source.landing
+            assert self.grant.landing_row is not None, "a plan has a landing part only for a grant with a landing row"
             remote = self.grant.endpoint.landing.address(self.grant.landing_row)
             return (Range(row.address(landing_row), remote, row.unit_bytes),)
         return _merged(self._page_ranges(one, page_tables[one.group]))
@@ -171,7 +210,8 @@ class HandoverPlan:
     def push(self, push_id: int, part: int, page_tables: Sequence[Sequence[int]], landing_row: int) -> Push:
         """One part, ready for a transport. Raises SourceMissing."""
         ranges = self.ranges(part, page_tables, landing_row)
-        return Push(push_id, self.grant.endpoint.agent, ranges, self.notice(part).to_bytes())
+        content_crc32 = self.source.content(ranges) if self.source.content is not None else None
+        return Push(push_id, self.grant.endpoint.agent, ranges, self.notice(part, content_crc32).to_bytes())
 
     def _page_ranges(self, part: PagePart, table: Sequence[int]) -> list[Range]:
         here, there = self.source.slabs[part.group], self.grant.endpoint.slabs[part.group]
@@ -195,10 +235,11 @@ def sent_page_counts(grant: Grant) -> tuple[int, ...]:
 
 
 def part_count(grant: Grant) -> int:
-    """Parts of a complete hand-over, the landing row included. Both sides know it from the grant alone."""
+    """Parts of a complete hand-over, a landing row included. Both sides know it from the grant alone."""
     sizes = [slab.unit_bytes for slab in grant.endpoint.slabs[:-1]]
     counts = zip(sent_page_counts(grant), sizes, strict=True)
-    return 1 + sum(-(-pages // _pages_per_part(size)) * -(-size // TRANSFER_BYTES_MAX) for pages, size in counts)
+    parts = sum(-(-pages // _pages_per_part(size)) * len(_pieces(size)) for pages, size in counts)
+    return parts + (grant.landing_row is not None)
 
 
 def plan(grant: Grant, source: SourceMemory) -> HandoverPlan:
@@ -221,7 +262,8 @@ def plan(grant: Grant, source: SourceMemory) -> HandoverPlan:
     parts: list[Part] = [
         PagePart(index, c.group, c.page_numbers, c.offset_bytes, c.size_bytes, c.ready_tokens) for index, c in enumerate(cuts)
     ]
-    parts.append(LandingPart(len(parts), grant.token_count))
+    if grant.landing_row is not None:
+        parts.append(LandingPart(len(parts), grant.token_count))
     return HandoverPlan(grant, source, tuple(parts))
 
 
@@ -235,14 +277,22 @@ def _cut_group(grant: Grant, group: int, source: SourceMemory) -> list[PagePart]
     for start in range(0, len(numbers), per_part):
         pages = tuple(numbers[start : start + per_part])
         ready = min((pages[-1] + 1) * page_tokens, grant.token_count)
-        for offset in range(0, page_bytes, TRANSFER_BYTES_MAX):
-            size = min(TRANSFER_BYTES_MAX, page_bytes - offset)
-            cuts.append(PagePart(0, group, pages, offset, size, ready))
+        cuts += [PagePart(0, group, pages, offset, size, ready) for offset, size in _pieces(page_bytes)]
     return cuts
 
 
+def _pieces(page_bytes: int) -> list[tuple[int, int]]:
+    """(offset, size) of the pieces of a page: some for overlap, more where a page is larger than a transfer may be."""
+    count = max(1, min(LAYER_PIECES, page_bytes // PIECE_BYTES_MIN), -(-page_bytes // TRANSFER_BYTES_MAX))
+    borders = [page_bytes * piece // count for piece in range(count + 1)]
+    return [(start, end - start) for start, end in pairwise(borders)]
+
+
 def _pages_per_part(page_bytes: int) -> int:
-    return max(1, TRANSFER_BYTES_MAX // page_bytes)
+    """As many as fit into a transfer with their piece: a part costs about 0.1 ms beside its bytes. A power of two, so that a part
+    ends where a chunk of a prompt does."""
+    most = max(1, TRANSFER_BYTES_MAX // max(size for _, size in _pieces(page_bytes)))
+    return 1 << (most.bit_length() - 1)
 
 
 def _merged(ranges: Sequence[Range]) -> tuple[Range, ...]:

@@ -110,8 +110,12 @@ class Receiver(Protocol):
     def endpoint(self, writer: str) -> Endpoint:
         """The endpoint for one writer incarnation; makes its agent on first use (tens of milliseconds).
 
-        When all agents are in use, that of the writer that was not asked about for longest is fenced. Raises ReceiveFailed.
+        When all agents are in use, that of the writer that was not asked about for longest is fenced; see `take_displaced`.
+        Raises ReceiveFailed.
         """
+
+    def take_displaced(self) -> list[str]:
+        """Writers that were fenced to make room for others since the last call."""
 
     def poll(self) -> list[tuple[str, bytes]]:
         """Notices that arrived since the last call: (writer incarnation whose agent received it, notice bytes)."""

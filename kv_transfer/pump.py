@@ -23,11 +23,11 @@ from kv_transfer.ports import (
     Sender,
     SendFailed,
 )
-from kv_transfer.pump_thread import PumpStopped, PumpThread
+from kv_transfer.pump_thread import ARMED_POLL_S, PumpStopped, PumpThread, armed_poll_s
+from rpc import clocks
 
 __all__ = ["PumpFull", "PumpStopped", "ReceivePump", "ReceiveStatistics", "SendLimits", "SendPump", "SendStatistics"]
 
-ARMED_POLL_S = 200e-6
 IDLE_POLL_S = 5e-3
 # With nothing in flight a sender has nothing to poll for; what is asked of it wakes it.
 IDLE_SEND_S = 0.5
@@ -126,6 +126,7 @@ class SendPump(PumpThread[Sender]):
         self._refused: dict[str, SendFailed] = {}
         self._results: list[PushResult] = []
         self._cut_off = 0
+        self._moved_at = 0.0
         self._stats = SendStatistics()
 
     def connect(self, endpoint: Endpoint) -> None:
@@ -144,7 +145,7 @@ class SendPump(PumpThread[Sender]):
             if self._waiting >= self._limits.queued_pushes:
                 raise PumpFull(self._limits.queued_pushes)
             self._waiting += 1
-            self._submitted.append(_Queued(push, time.monotonic()))
+            self._submitted.append(_Queued(push, clocks.monotonic()))
         self._wake.set()
 
     def withdraw(self, push_ids: Iterable[int]) -> None:
@@ -166,7 +167,7 @@ class SendPump(PumpThread[Sender]):
         self._poll(end)
         self._stats.peers = end.peers
         self._hand_over()
-        return ARMED_POLL_S if self._posted or self._queues else IDLE_SEND_S
+        return armed_poll_s(self._moved_at) if self._posted or self._queues else IDLE_SEND_S
 
     def _take(self, end: Sender) -> None:
         with self._door:
@@ -190,7 +191,7 @@ class SendPump(PumpThread[Sender]):
     def _post(self, end: Sender) -> None:
         """Post from each peer's queue in turn, within the bounds."""
         busy = Counter(p.push.agent for p in self._posted.values())
-        self._drop_stale(time.monotonic() - self._limits.queue_age_s)
+        self._drop_stale(clocks.monotonic() - self._limits.queue_age_s)
         turns = deque(self._queues)
         while turns and len(self._posted) < self._limits.in_flight:
             agent = turns.popleft()
@@ -205,7 +206,7 @@ class SendPump(PumpThread[Sender]):
                 del self._queues[agent]
 
     def _post_one(self, end: Sender, push: Push) -> None:
-        began = time.monotonic()
+        began = clocks.monotonic()
         try:
             end.post(push)
         except SendFailed as failure:
@@ -215,14 +216,16 @@ class SendPump(PumpThread[Sender]):
         with self._door:
             self._waiting -= 1
         self._posted[push.push_id] = _Posted(push, began)
-        self._stats.post_seconds += time.monotonic() - began
+        self._moved_at = clocks.monotonic()
+        self._stats.post_seconds += self._moved_at - began
 
     def _poll(self, end: Sender) -> None:
         if not self._posted:
             return
         for result in end.poll():
             posted = self._posted.pop(result.push_id)
-            self._stats.seconds += time.monotonic() - posted.posted_at
+            self._moved_at = clocks.monotonic()
+            self._stats.seconds += self._moved_at - posted.posted_at
             if result.ok:
                 self._stats.pushes += 1
                 self._stats.sent_bytes += posted.push.size_bytes
@@ -269,7 +272,7 @@ class SendPump(PumpThread[Sender]):
         self._take(end)
         self._drop(lambda _: True, CAUSE_CLOSED)
         self._hand_over()
-        while self._posted and time.monotonic() < self._stop_by:
+        while self._posted and clocks.monotonic() < self._stop_by:
             self._poll(end)
             self._hand_over()
             time.sleep(ARMED_POLL_S)
@@ -295,6 +298,7 @@ class SendPump(PumpThread[Sender]):
 class _EndpointRequest:
     writer: str
     callback: Callable[[Endpoint | ReceiveFailed], None]
+    displaced: Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,6 +320,7 @@ class ReceivePump(PumpThread[Receiver]):
         self._deliver = deliver
         self._requests: deque[_EndpointRequest | _FenceRequest] = deque()
         self._armed = False
+        self._moved_at = 0.0
         self._stats = ReceiveStatistics()
 
     def armed(self, armed: bool) -> None:
@@ -325,9 +330,12 @@ class ReceivePump(PumpThread[Receiver]):
         if woken:
             self._wake.set()
 
-    def request_endpoint(self, writer: str, callback: Callable[[Endpoint | ReceiveFailed], None]) -> None:
-        """Get the endpoint for one writer incarnation; the first time its agent is made. Raises PumpFull, or PumpStopped."""
-        self._request(_EndpointRequest(writer, callback))
+    def request_endpoint(
+        self, writer: str, callback: Callable[[Endpoint | ReceiveFailed], None], displaced: Callable[[str], None]
+    ) -> None:
+        """Get the endpoint for one writer incarnation; the first time its agent is made. Before the answer, `displaced` gets
+        each other writer that was fenced to make room. Raises PumpFull, or PumpStopped."""
+        self._request(_EndpointRequest(writer, callback, displaced))
 
     def fence(self, writer: str, callback: Callable[[bool], None]) -> None:
         """Cut a writer incarnation off. callback(True): no write of it can land any more; False: not provable now, ask again.
@@ -351,12 +359,13 @@ class ReceivePump(PumpThread[Receiver]):
     def _turn(self, end: Receiver) -> float:
         notices = end.poll()
         if notices:
+            self._moved_at = clocks.monotonic()
             self._stats.notices += len(notices)
             self._deliver(notices)
         for _ in range(len(self._requests)):
             self._serve(end, self._requests.popleft())
         self._stats.writers = end.writers
-        return ARMED_POLL_S if self._armed else IDLE_POLL_S
+        return armed_poll_s(self._moved_at) if self._armed else IDLE_POLL_S
 
     def _serve(self, end: Receiver, request: _EndpointRequest | _FenceRequest) -> None:
         if isinstance(request, _FenceRequest):
@@ -369,6 +378,9 @@ class ReceivePump(PumpThread[Receiver]):
             endpoint: Endpoint | ReceiveFailed = end.endpoint(request.writer)
         except ReceiveFailed as failure:
             endpoint = failure
+        for other in end.take_displaced():
+            self._stats.fences += 1
+            request.displaced(other)
         request.callback(endpoint)
 
     def _finish(self, end: Receiver) -> None:

@@ -5,6 +5,7 @@ answered) or was cut off (fence). No clock frees a page: an expired grant is onl
 """
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kv_transfer.grant_states import (
@@ -28,6 +29,7 @@ READER_ENDED_MAX = 4 * READER_GRANTS_MAX
 REFUSED_COUNTS = "counts"
 REFUSED_LAYOUT = "layout_mismatch"
 REFUSED_PARTS = "parts"
+REFUSED_CONTENT = "content"
 
 UNKNOWN_GRANT = "unknown_grant"
 UNKNOWN_LATE = "late"
@@ -57,7 +59,7 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """Every part has arrived: the pages and the landing row hold the prompt. handover_s: first part to last, in seconds."""
+    """Every part has arrived: pages, and a landing row if any, are filled. handover_s: first part to last, in seconds."""
 
     grant_id: str
     key: AttemptKey
@@ -138,9 +140,18 @@ class _Counts:
 
 
 class ReaderBook:
-    """All grants of one decode member. Every method names the grant; times are monotonic seconds."""
+    """All grants of one decode member. Every method names the grant; times are monotonic seconds.
 
-    def __init__(self, grants_max: int = READER_GRANTS_MAX, ended_max: int = READER_ENDED_MAX) -> None:
+    landed: whether what a notice with a checksum of its content tells is what lies here; None leaves it unlooked at.
+    """
+
+    def __init__(
+        self,
+        grants_max: int = READER_GRANTS_MAX,
+        ended_max: int = READER_ENDED_MAX,
+        landed: Callable[[Grant, Notice], bool] | None = None,
+    ) -> None:
+        self._landed = landed
         self._grants_max = grants_max
         self._ended_max = ended_max
         self._open: dict[str, _Open] = {}
@@ -177,6 +188,8 @@ class ReaderBook:
         if found.state is not ReaderState.OFFERED:
             return self._unknown(notice.grant_id, UNKNOWN_REVOKED)
         cause = _misfit(found, notice)
+        if not cause and notice.content_crc32 is not None and self._landed is not None:
+            cause = "" if self._landed(found.grant, notice) else REFUSED_CONTENT
         if cause:
             self._counts.refusals[cause] = self._counts.refusals.get(cause, 0) + 1
             self._step(found, ReaderEvent.REVOKE)

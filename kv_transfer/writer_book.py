@@ -158,7 +158,7 @@ class WriterBook:
         return ended[0] if ended else None
 
     def begin(self, grant_id: str, parts: int) -> None:
-        """The hand-over is planned, with so many parts (at least one: the landing row)."""
+        """The hand-over is planned, with so many parts (at least one)."""
         found = self._require(grant_id, WriterEvent.BEGIN.value)
         if parts < 1:
             raise IllegalGrantEvent(grant_id, found.state.value, f"{parts} parts")

@@ -1,8 +1,11 @@
 """Settings that prefill and decode members share."""
 
 import os
+from collections.abc import Callable, Sequence
 from typing import Annotated, Literal
 
+from kv_transfer.content import content_crc32
+from kv_transfer.ports import Range
 from models import DEFAULT_MODEL
 from rpc.server_settings import ServerSettings
 from rpc.settings import setting
@@ -24,12 +27,27 @@ class MemberSettings(ServerSettings, kw_only=True, frozen=True, forbid_unknown_f
         int, setting("Most tokens of prompt and output together; 0: the model's own limit.", "tokens", ge=0, le=100_000_000)
     ] = 0
     page_tokens: Annotated[int, setting("Length of a KV page.", "tokens", ge=1, le=1024)] = 16
-    total_pages: Annotated[int, setting("KV pages in all, the null page included.", "pages", ge=2, le=100_000_000)] = 4096
+    total_pages: Annotated[
+        int, setting("KV pages of each group of layers, the null page included.", "pages", ge=2, le=100_000_000)
+    ] = 4096
+    window_pages: Annotated[
+        int,
+        setting(
+            "The same for a group of layers that look back only so far; 0: what max_sequences hold at most, up to total_pages.",
+            "pages",
+            ge=0,
+            le=100_000_000,
+        ),
+    ] = 0
     max_sequences: Annotated[int, setting("Most sequences that run at once.", ge=1, le=100_000)] = 64
     max_step_tokens: Annotated[int, setting("Most tokens in one step.", "tokens", ge=1, le=1_000_000)] = 512
     inbox_messages: Annotated[
         int, setting("Most messages that wait for the engine thread; more are refused.", ge=1, le=1_000_000)
     ] = 1024
+    prefix_cache: Annotated[
+        bool,
+        setting("Keep full pages of prompts whose requests are over, for later ones that begin the same, while there is room."),
+    ] = True
     transport: Annotated[
         Literal["tcp", "cma", "memory"],
         setting("How KV pages travel: NIXL over TCP, NIXL over shared memory of one host, or within one process."),
@@ -40,6 +58,16 @@ class MemberSettings(ServerSettings, kw_only=True, frozen=True, forbid_unknown_f
     transfer_ports: Annotated[
         str, setting("Lowest and highest TCP port of NIXL agents; unset: any.", form="low-high", pattern=r"^(\d{1,5}-\d{1,5})?$")
     ] = ""
+
+    handover_checksums: Annotated[
+        bool,
+        setting("Send and check checksums of the KV that is handed over: slower, for tests and to find faults."),
+    ] = False
+
+    @property
+    def content(self) -> Callable[[Sequence[Range]], int] | None:
+        """What makes the checksums of content that are sent; None when none are."""
+        return content_crc32 if self.handover_checksums else None
 
     @property
     def engine_threads(self) -> int:
@@ -52,6 +80,8 @@ class MemberSettings(ServerSettings, kw_only=True, frozen=True, forbid_unknown_f
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.window_pages == 1:
+            raise ValueError("window_pages is 1; the least is 2, as page 0 is never handed out, and 0 lets the member choose")
         low, _, high = self.transfer_ports.partition("-")
         if self.transfer_ports and not 0 < int(low) <= int(high) < 65_536:
             raise ValueError(f"transfer_ports is {self.transfer_ports}; it must be low-high with 1 <= low <= high <= 65535")

@@ -1,12 +1,12 @@
 """The thread that owns tensors, page tables and sequences: turn after turn while there is work, asleep when there is none."""
 
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from member.inbox import Inbox
+from rpc import clocks
 
 #: Longest sleep without a look round, in seconds: the heartbeat of an idle engine.
 IDLE_WAIT_S = 1.0
@@ -28,6 +28,14 @@ class EngineStatistics:
         """Share of the time spent in turns, 0 to 1."""
         total_s = self.busy_s + self.idle_s
         return self.busy_s / total_s if total_s > 0 else 0.0
+
+
+class Worker(Protocol):
+    """What an engine thread runs: see EngineThread."""
+
+    def turn(self) -> bool: ...
+
+    def next_wake(self) -> float | None: ...
 
 
 class EngineThread:
@@ -57,13 +65,13 @@ class EngineThread:
         self._turns = 0
         self._busy_s = 0.0
         self._idle_s = 0.0
-        self._last_at = time.monotonic()
+        self._last_at = clocks.monotonic()
         self._in_turn = False
         self._crashed = False
 
     def start(self) -> None:
         """Start the thread, once."""
-        self._last_at = time.monotonic()
+        self._last_at = clocks.monotonic()
         self._thread.start()
 
     def stop(self, timeout_s: float) -> bool:
@@ -108,14 +116,19 @@ class EngineThread:
         if self._next_wake is not None:
             due_at = self._next_wake()
             if due_at is not None:
-                wait_s = min(wait_s, max(0.0, due_at - time.monotonic()))
-        started_at = time.monotonic()
+                wait_s = min(wait_s, max(0.0, due_at - clocks.monotonic()))
+        started_at = clocks.monotonic()
         self._inbox.wait(wait_s)
         self._idle_s += self._mark(in_turn=False) - started_at
 
     def _mark(self, *, in_turn: bool) -> float:
-        now = time.monotonic()
+        now = clocks.monotonic()
         # The time first: a reader between the two lines then sees a fresh time with either value.
         self._last_at = now
         self._in_turn = in_turn
         return now
+
+
+def thread_for(worker: Worker, inbox: Inbox[Any], on_crash: Callable[[BaseException], None]) -> EngineThread:
+    """The thread of one worker."""
+    return EngineThread(worker.turn, inbox, on_crash=on_crash, next_wake=worker.next_wake)

@@ -1,5 +1,9 @@
 """The model that a member's settings ask for."""
 
+from functools import partial
+
+from engine.layout import GroupLayout
+from engine.pages import MAX_PAGES
 from engine.runner import ModelRunner
 from member.config import MemberSettings
 from models import ModelRef
@@ -12,6 +16,15 @@ def load_runner(settings: MemberSettings, ref: ModelRef) -> ModelRunner:
         dtype=settings.dtype,
         page_tokens=settings.page_tokens,
         total_pages=settings.total_pages,
+        window_pages=partial(window_pages, settings),
         threads=settings.engine_threads,
         backend=settings.backend,
     )
+
+
+def window_pages(settings: MemberSettings, group: GroupLayout) -> int:
+    """Pages of a group behind a window, the null page included: more than all sequences hold at once would never be used."""
+    if settings.window_pages:
+        return settings.window_pages
+    at_once = group.most_pages(group.page_tokens * MAX_PAGES, settings.max_step_tokens)
+    return min(settings.total_pages, 1 + settings.max_sequences * at_once)

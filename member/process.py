@@ -8,10 +8,11 @@ import grpc
 
 from member import watch
 from member.config import MemberSettings
+from member.prefix_feed import PrefixFeed
 from member.watch import MemberInfo, MemberLoad, MemberServicer
 from rpc import serving
 from rpc.admin import Books
-from rpc.application import Application, Frame
+from rpc.application import Application, Build, Frame
 from rpc.serving import Process
 from tandem.pools.v1 import member_pb2_grpc
 from telemetry.aliases import GatewayGauges, VllmAliases
@@ -23,6 +24,10 @@ ALIASES_TIMEOUT_S = 1.0
 class Service(Application, Protocol):
     """What a member does: an application that can tell what it is and how busy it is."""
 
+    @property
+    def prefixes(self) -> PrefixFeed:
+        """What routers are told of its prefix cache."""
+
     def info(self) -> MemberInfo:
         """What this member is; asked after `start` has returned."""
 
@@ -33,12 +38,12 @@ class Service(Application, Protocol):
 BuildService = Callable[[Frame], Service]
 
 
-class _Member:
-    """A service with Watch beside it."""
+class Member:
+    """rpc.application.Application for one member: a service with Watch beside it."""
 
     def __init__(self, service: Service, frame: Frame) -> None:
         self._service = service
-        self._watch = MemberServicer(service.info, service.load, frame.draining)
+        self._watch = MemberServicer(service.info, service.load, frame.draining, frame.crashed, service.prefixes)
         self._frame = frame
 
     @property
@@ -82,11 +87,16 @@ class _Member:
         await asyncio.gather(self._service.stop(), self._watch.close())
 
 
+def member_of(build: BuildService) -> Build:
+    """What makes a member out of a frame."""
+    return lambda frame: Member(build(frame), frame)
+
+
 def open_member(build: BuildService, settings: MemberSettings, kind: str) -> Process:
     """A member within this process and event loop: `open` it, use it, `drain` and `close` it."""
-    return Process(lambda frame: _Member(build(frame), frame), settings, kind)
+    return Process(member_of(build), settings, kind)
 
 
 def run_member(build: BuildService, settings: MemberSettings, kind: str) -> int:
     """Run a member of `kind` ("prefill", "decode") until a signal; returns its exit code (rpc.application.ExitCode)."""
-    return serving.run(lambda frame: _Member(build(frame), frame), settings, kind)
+    return serving.run(member_of(build), settings, kind)

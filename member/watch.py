@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
+from member.prefix_feed import PrefixFeed, PrefixNews
+from rpc.application import lasting
 from rpc.status import StatusError, draining, resource_exhausted
 from tandem.pools.v1 import grant_pb2, member_pb2, member_pb2_grpc
 
@@ -28,7 +30,10 @@ class MemberRole(Enum):
 
 @dataclass(frozen=True, slots=True)
 class MemberInfo:
-    """What a member is; the same from its start to its end. `total_pages` are those that can be given out."""
+    """What a member is; the same from its start to its end. `total_pages` are those that can be given out, of the KV group that
+    requests are measured by. sequence_pages: most that one sequence holds at once; 0: as many as its tokens need.
+    prefix_identity: as in lifecycle.prefix_keys.PrefixKeys; empty: it keeps no prefixes.
+    """
 
     member: str
     incarnation: str
@@ -44,6 +49,8 @@ class MemberInfo:
     max_sequences: int
     max_queued_tokens: int = 0
     computes_prompts: bool = False
+    sequence_pages: int = 0
+    prefix_identity: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +66,28 @@ class MemberLoad:
     steps: int = 0
     prefill_tokens_per_s: float = 0.0
     decode_step_s: float = 0.0
+    preempted_sequences: int = 0
+    expected_output_tokens: int = 0
 
 
 class MemberServicer(member_pb2_grpc.MemberServiceServicer):
-    """Streams a member's load. One task looks at it for all watchers; a slow watcher gets the newest, not all."""
+    """Streams a member's load. One task looks at it for all watchers; a slow watcher gets the newest, not all. `crashed` is
+    called when it broke: routers would go on by news that are no longer true."""
 
-    def __init__(self, info: Callable[[], MemberInfo], load: Callable[[], MemberLoad], is_draining: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        info: Callable[[], MemberInfo],
+        load: Callable[[], MemberLoad],
+        is_draining: Callable[[], bool],
+        crashed: Callable[[BaseException], None],
+        prefixes: PrefixFeed | None = None,
+    ) -> None:
         self._info = info
         self._load = load
         self._is_draining = is_draining
+        self._crashed = crashed
+        self._prefixes = prefixes or PrefixFeed()
+        self._told_prefixes = 0
         self._news: MemberLoad | None = None
         self._version = 0
         self._told = asyncio.Condition()
@@ -81,7 +101,8 @@ class MemberServicer(member_pb2_grpc.MemberServiceServicer):
         return self._watchers
 
     async def Watch(self, request: Any, context: Any) -> None:  # noqa: N802  (the name is the RPC's)
-        """Description and load at once, then the load at each change and at least once in REPEAT_PERIOD_S."""
+        """Description and load at once, then the load at each change and at least once in REPEAT_PERIOD_S, and with it what has
+        changed in the prefix cache."""
         info = self._info()
         if self._closed:
             raise draining(info.member)
@@ -91,12 +112,20 @@ class MemberServicer(member_pb2_grpc.MemberServiceServicer):
         try:
             if self._looking is None:
                 self._look()
-                self._looking = asyncio.create_task(self._keep_looking(), name="member-load")
+                self._looking = lasting(asyncio.create_task(self._keep_looking(), name="member-load"), self._crashed)
             seen = self._version
-            await context.write(_response(info, self._news))
-            while await self._next(seen):
+            first: MemberInfo | None = info
+            prefixes: int | None = None
+            while True:
+                # Noted before anything is written: what changes meanwhile is told the next time.
+                told, prefixes = self._prefixes.since(prefixes), self._prefixes.version
+                await context.write(_response(first, self._news, told[0] if told else None))
+                for one in told[1:]:
+                    await context.write(_response(None, self._news, one))
+                first = None
+                if not await self._next(seen):
+                    break
                 seen = self._version
-                await context.write(_response(None, self._news))
             raise draining(info.member)
         finally:
             self._watchers -= 1
@@ -129,15 +158,19 @@ class MemberServicer(member_pb2_grpc.MemberServiceServicer):
         load = self._load()
         if self._is_draining() and not load.draining:
             load = replace(load, draining=True)
-        changed = load != self._news
+        changed = load != self._news or self._prefixes.version != self._told_prefixes
+        self._told_prefixes = self._prefixes.version
         if changed:
             self._news = load
             self._version += 1
         return changed
 
 
-def _response(info: MemberInfo | None, load: MemberLoad | None) -> Any:
+def _response(info: MemberInfo | None, load: MemberLoad | None, prefixes: PrefixNews | None = None) -> Any:
     response = member_pb2.WatchResponse(load=_load_message(load) if load is not None else None)
+    if prefixes is not None:
+        news = member_pb2.PrefixNews(anew=prefixes.anew, stored=prefixes.stored, evicted=prefixes.evicted)
+        response.prefixes.CopyFrom(news)
     if info is not None:
         response.info.CopyFrom(_info_message(info))
     return response
@@ -154,6 +187,8 @@ def _load_message(load: MemberLoad) -> Any:
         steps=load.steps,
         prefill_tokens_per_s=load.prefill_tokens_per_s,
         decode_step_s=load.decode_step_s,
+        preempted_sequences=load.preempted_sequences,
+        expected_output_tokens=load.expected_output_tokens,
     )
 
 
@@ -171,6 +206,8 @@ def _info_message(info: MemberInfo) -> Any:
         max_sequences=info.max_sequences,
         max_queued_tokens=info.max_queued_tokens,
         computes_prompts=info.computes_prompts,
+        sequence_pages=info.sequence_pages,
+        prefix_identity=info.prefix_identity,
     )
 
 
