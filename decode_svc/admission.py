@@ -2,6 +2,11 @@
 
 from dataclasses import dataclass
 
+from decode_svc.handover import Handovers
+from decode_svc.memory import DecodeMemory, Wanted
+from decode_svc.messages import OpenSeat
+from engine.sequence import Sequence as TokenSequence
+
 #: Closed labels of decode.proto.
 DRAINING = "draining"
 UNKNOWN_MODEL = "unknown_model"
@@ -12,6 +17,12 @@ TOO_MANY_SEQUENCES = "too_many_sequences"
 TOO_LONG = "too_long"
 DUPLICATE_ATTEMPT = "duplicate_attempt"
 INBOX_FULL = "inbox_full"
+UNKNOWN_ATTEMPT = "unknown_attempt"
+BAD_GRAMMAR = "bad_grammar"
+GRAMMAR_COSTLY = "grammar_costly"
+GRAMMAR_BUSY = "grammar_busy"
+CANCELLED = "cancelled"
+PREFIX_GONE = "prefix_gone"
 
 REFUSALS = (
     DRAINING,
@@ -23,6 +34,12 @@ REFUSALS = (
     TOO_LONG,
     DUPLICATE_ATTEMPT,
     INBOX_FULL,
+    UNKNOWN_ATTEMPT,
+    BAD_GRAMMAR,
+    GRAMMAR_COSTLY,
+    GRAMMAR_BUSY,
+    CANCELLED,
+    PREFIX_GONE,
 )
 
 
@@ -46,6 +63,54 @@ class Identity:
     context_tokens: int
     vocabulary_size: int
     computes_prompts: bool
+
+
+def duplicate_attempt(attempt: int) -> Refusal:
+    """An attempt opens one seat. The next attempt gets one: who asks is another owner of the request, as after a store has lost
+    its memory, and the ends of both meet in the store."""
+    return Refusal(DUPLICATE_ATTEMPT, f"attempt {attempt} of this request has a seat already", True)
+
+
+def handover_refusal(handovers: Handovers, memory: DecodeMemory, writer: str, *, with_row: bool) -> Refusal | None:
+    """Refuse what can not be offered to this writer now."""
+    if handovers.suspect(writer):
+        detail = f"prefill incarnation {writer!r} is being cut off: name another prefill member"
+        return Refusal(WRONG_INCARNATION, detail, True)
+    if handovers.full:
+        return Refusal(NO_LANDING_ROW, f"all {handovers.grants_max} open grants are in use", True)
+    if with_row and memory.landing_rows_used >= memory.landing_rows:
+        return Refusal(NO_LANDING_ROW, f"all {memory.landing_rows} landing rows are held", True)
+    return None
+
+
+def wanted(command: OpenSeat, sequence: TokenSequence) -> Wanted:
+    """What the pages of a new seat are to hold. Of a prompt that is computed here the last token is fed in any case, for its
+    logits; of a sequence that moves here at least one page is sent, which is what tells that it has come.
+
+    A prompt whose log-probabilities are wanted is computed whole.
+    """
+    given = sequence.given_token_ids
+    if command.moved:
+        return Wanted(command.salt, given[:-1], len(given) - 2)
+    if sequence.spec.scores_prompt:
+        return Wanted(command.salt, given, 0)
+    return Wanted(command.salt, given, len(given) - (command.prefill is None))
+
+
+def prefix_gone(lacking: int, most: int | None) -> Refusal | None:
+    """Refuse to compute more of a prompt here than the router has reckoned with: its hint about the cache was wrong."""
+    if most is None or lacking <= most:
+        return None
+    return Refusal(PREFIX_GONE, f"{lacking} tokens would have to be computed here, the router wants at most {most}", True)
+
+
+def cannot_adopt(me: Identity, incarnation: str, attempt: int, *, known: bool) -> Refusal | None:
+    """Refuse an Adopt that means another process, or a seat that is gone, was never here or is not held."""
+    if incarnation != me.incarnation:
+        return Refusal(WRONG_INCARNATION, f"incarnation {incarnation!r} was meant, this is {me.incarnation!r}", False)
+    if not known:
+        return Refusal(UNKNOWN_ATTEMPT, f"attempt {attempt} of this request has no seat that can be adopted", False)
+    return None
 
 
 def mismatch(me: Identity, incarnation: str, model_snapshot: str, tokens: int) -> Refusal | None:

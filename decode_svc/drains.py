@@ -2,13 +2,13 @@
 
 import asyncio
 import logging
-import time
 from collections import OrderedDict
 from collections.abc import Callable
 
 import grpc
 
 from decode_svc.messages import AskDrain, DrainAnswer, DrainAnswered
+from rpc import clocks
 from tandem.pools.v1 import prefill_pb2 as pb
 from tandem.pools.v1 import prefill_pb2_grpc as pb_grpc
 
@@ -71,9 +71,9 @@ class Drains:
         try:
             stub = pb_grpc.PrefillServiceStub(await self._channel(order.writer.address))
             request = pb.DrainRequest(grant_id=bytes.fromhex(order.grant_id), incarnation=order.writer.incarnation)
-            asked_at = time.monotonic()
+            asked_at = clocks.monotonic()
             response = await stub.Drain(request, timeout=self._timeout_s)
-            self._answered_after(time.monotonic() - asked_at)
+            self._answered_after(clocks.monotonic() - asked_at)
             answer = _ANSWERS.get(response.state, DrainAnswer.SILENT)
         except grpc.aio.AioRpcError as error:
             _LOG.warning(

@@ -5,14 +5,45 @@ does not run at all. The writer tells it in lumps of half a window, not for each
 """
 
 from dataclasses import dataclass, field
+from enum import Enum
 
 #: Counted for each piece of text beside its bytes, so that many tiny pieces are bounded too, in bytes.
 PIECE_BYTES = 16
+#: Counted for each log-probability: id, value and the token's bytes.
+LOG_PROB_BYTES = 16
 
 
-def cost(text: bytes) -> int:
-    """What a piece of text takes from a window, in bytes. A token without text costs nothing: it can not be sent alone."""
-    return len(text) + PIECE_BYTES if text else 0
+class SlowReader(Enum):
+    """What happens when output is not read in time."""
+
+    PAUSE = "pause"  # the sequence waits
+    COALESCE = "coalesce"  # it runs on for a larger window; what waits becomes one delta
+    FAIL = "fail"  # the request ends
+
+
+@dataclass(frozen=True, slots=True)
+class WindowSizes:
+    """Output of a seat that is not taken at which its sequence pauses, in bytes."""
+
+    stream_bytes: int = 64 * 1024
+    coalesce_bytes: int = 1024 * 1024
+
+    def of(self, slow_reader: SlowReader) -> int:
+        """The window of one seat."""
+        return self.coalesce_bytes if slow_reader is SlowReader.COALESCE else self.stream_bytes
+
+
+def cost(text: bytes, log_probs: int = 0) -> int:
+    """What a piece of text takes from a window, in bytes, with so many log-probabilities beside it.
+
+    A token without text costs nothing: it can not be sent alone.
+    """
+    return len(text) + PIECE_BYTES + LOG_PROB_BYTES * log_probs if text else 0
+
+
+def log_probs_of(tokens: int, top: int | None) -> int:
+    """How many log-probabilities go with so many tokens; `top` as in SequenceSpec.log_probs."""
+    return 0 if top is None else tokens * (1 + top)
 
 
 @dataclass(slots=True)

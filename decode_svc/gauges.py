@@ -1,6 +1,7 @@
 """The gauges of a decode member, from its last snapshot."""
 
 from decode_svc.snapshot import Snapshot
+from member.prefix_gauges import prefix_gauges
 from telemetry.decode_metrics import DecodeGauges
 
 
@@ -9,11 +10,15 @@ def gauges(
     *,
     stream_buffer_bytes: int,
     slow_readers: int,
+    seats_held: int,
+    replay_bytes: int,
     receiving_agents: int,
+    remote_agents: int,
     inbox_messages: int,
+    grammars: tuple[int, int],
     engine_busy_ratio: float,
 ) -> DecodeGauges:
-    """What is shown; before the first snapshot only what the event loop knows."""
+    """What is shown; before the first snapshot only what the event loop knows. `grammars`: how many are kept, and their bytes."""
     if now is None:
         return DecodeGauges(inbox_messages=inbox_messages, receiving_agents=receiving_agents)
     grants = now.grants
@@ -21,15 +26,24 @@ def gauges(
         running_sequences=now.load.running - now.load.paused,
         paused_sequences=now.load.paused,
         waiting_sequences=now.load.waiting,
+        preempted_sequences=now.load.preempted,
+        host_pages=now.host_pages_used,
         pages=now.pages,
-        kv_used_ratio=1 - now.pages["free"] / now.pages_total if now.pages_total else 0.0,
+        kv_used_ratio=1 - (now.pages["free"] + now.pages["cached"]) / now.pages_total if now.pages_total else 0.0,
         open_grants=now.load.grants_open,
         landing_rows=now.landing_rows_used,
         seats=now.seats,
         stream_buffer_bytes=stream_buffer_bytes,
         slow_readers=slow_readers,
+        seats_held=seats_held,
+        replay_bytes=replay_bytes,
         receiving_agents=receiving_agents,
+        remote_agents=remote_agents,
+        moving_sequences=now.load.moving,
+        pushes_in_flight=now.pushes_in_flight,
         inbox_messages=inbox_messages,
+        grammars=grammars[0],
+        grammar_bytes=grammars[1],
         engine_busy_ratio=engine_busy_ratio,
         grants={
             "offered": grants.offers,
@@ -40,4 +54,11 @@ def gauges(
         stray_notices={**grants.unknown, **grants.refusals, "duplicate": grants.duplicate_parts},
         silent_drains=now.drains_silent,
         fences=now.fences_proven,
+        preemptions=now.preemptions,
+        swapped_bytes=now.swapped_bytes,
+        dropped_tokens=now.dropped_tokens,
+        draft_tokens=now.draft_tokens,
+        drafting_off_sequences=now.drafting_off,
+        cached_tokens=now.prefixes.hit_tokens,
+        prefix=prefix_gauges(now.prefixes),
     )

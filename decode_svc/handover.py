@@ -15,10 +15,12 @@ from decode_svc.messages import AskDrain, AskEndpoint, AskFence, DrainAnswer, Er
 from engine.pages import GrantedPage
 from kv_transfer.grants import Committed, Outcome, ReaderBook, ReaderState
 from kv_transfer.offer import Endpoint, Grant, GrantPages, Peer
+from kv_transfer.plan import Notice
 from lifecycle.record import AttemptKey
 
-#: Writer incarnations with a receiving agent (some MB each). Beyond them the one that was named longest ago is cut off.
-ENDPOINTS_MAX = 64
+#: Writer incarnations with a receiving agent (some MB each). Beyond them the one without an open grant that was named longest
+#: ago is cut off. Fewer than the receiver itself takes (nixl.WRITERS_MAX), which at its own bound spares nobody.
+ENDPOINTS_MAX = 56
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +56,9 @@ class _Entry:
     seat: int
     key: AttemptKey
     writer: Peer
+    first_position: int
     tokens: int
-    row: int
+    row: int | None
     pages: tuple[list[GrantedPage], ...]
     reserved_at: float
     told: _Told = _Told.NOT_YET
@@ -101,17 +104,26 @@ class HandoverCounts:
 
 
 class Handovers:
-    """All grants of one member. `me` and `fingerprint` go into each grant; `new_grant_id` gives 32 hex digits, never twice."""
+    """All grants of one member. `me` and `fingerprint` go into each grant; `new_grant_id` gives 32 hex digits, never twice.
+
+    landed: see ReaderBook.
+    """
 
     def __init__(
-        self, memory: DecodeMemory, me: Peer, fingerprint: str, limits: HandoverLimits, new_grant_id: Callable[[], str]
+        self,
+        memory: DecodeMemory,
+        me: Peer,
+        fingerprint: str,
+        limits: HandoverLimits,
+        new_grant_id: Callable[[], str],
+        landed: Callable[[Grant, Notice], bool] | None = None,
     ) -> None:
         self._memory = memory
         self._me = me
         self._fingerprint = fingerprint
         self._limits = limits
         self._new_grant_id = new_grant_id
-        self.book = ReaderBook(grants_max=limits.grants_max)
+        self.book = ReaderBook(grants_max=limits.grants_max, landed=landed)
         self.counts = HandoverCounts()
         self._entries: dict[str, _Entry] = {}
         self._endpoints: OrderedDict[str, Endpoint] = OrderedDict()
@@ -138,16 +150,20 @@ class Handovers:
         return writer in self._suspects
 
     def reserve(
-        self, seat: int, key: AttemptKey, holding: Holding, writer: Peer, tokens: int, now: float
+        self, seat: int, key: AttemptKey, holding: Holding, writer: Peer, tokens: int, now: float, *, with_row: bool = True
     ) -> tuple[str, Offer | None]:
-        """Reserve the pages of `tokens` positions; returns the grant's id, and the offer when the endpoint is known.
+        """Reserve the pages of `tokens` positions that the seat lacks; returns the grant's id, and the offer when the endpoint is
+        known.
+
+        with_row: whether a landing row is needed for the last logits.
 
         Raises NoLandingRow; the caller has asked `full` and `suspect`.
         """
         self._note_incarnation(writer, now)
         grant_id = self._new_grant_id()
-        row, pages = self._memory.grant(holding, grant_id, tokens)
-        self._entries[grant_id] = _Entry(seat, key, writer, tokens, row, pages, now)
+        first = holding.indexed * self._memory.prefixes.page_tokens
+        row, pages = self._memory.grant(holding, grant_id, tokens, with_row=with_row)
+        self._entries[grant_id] = _Entry(seat, key, writer, first, tokens, row, pages, now)
         endpoint = self._endpoints.get(writer.incarnation)
         if endpoint is not None:
             self._endpoints.move_to_end(writer.incarnation)
@@ -164,7 +180,10 @@ class Handovers:
             return []
         self._endpoints[writer] = endpoint
         if len(self._endpoints) > ENDPOINTS_MAX:
-            self._retire(next(iter(self._endpoints)), now)
+            busy = {entry.writer.incarnation for entry in self._entries.values()}
+            idle = next((one for one in self._endpoints if one not in busy), None)
+            if idle is not None:
+                self._cut_off(idle, now)
         return [self._offer(grant_id, endpoint, now) for grant_id in self._waiting.pop(writer, ())]
 
     def endpoint_failed(self, writer: str) -> list[int]:
@@ -191,8 +210,8 @@ class Handovers:
         entry.heard = True
         return entry.seat, outcome
 
-    def commit(self, committed: Committed, holding: Holding) -> int:
-        """The pages are the seat's now. Returns the landing row, held until its logits are read."""
+    def commit(self, committed: Committed, holding: Holding) -> int | None:
+        """The pages are the seat's now. Returns the landing row, if any, held until its logits are read."""
         del self._entries[committed.grant_id]
         return self._memory.commit(holding, committed.grant_id)
 
@@ -236,13 +255,15 @@ class Handovers:
         return None
 
     def fenced(self, writer: str, proven: bool, now: float) -> list[Freed]:
-        """Answer of the transfer thread. Not proven: asked again later; nothing is free."""
+        """A writer was cut off, because it was asked for here or to make room for another. Not proven: asked again later;
+        nothing is free."""
         suspect = self._suspects.get(writer)
         if not proven:
             if suspect is not None:
                 suspect.asked, suspect.again_at = False, now + self._limits.retry_most_s
             return []
         self._suspects.pop(writer, None)
+        self._endpoints.pop(writer, None)
         self.counts.fences_proven += 1
         freed = []
         for one in self.book.fenced(writer):
@@ -311,7 +332,7 @@ class Handovers:
             key=entry.key,
             decode=self._me,
             layout_fingerprint=self._fingerprint,
-            first_position=0,
+            first_position=entry.first_position,
             token_count=entry.tokens,
             groups=groups,
             landing_row=entry.row,

@@ -9,8 +9,13 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
+from decode_svc.flow import SlowReader
+from engine.log_probs import TokenLogProb
+from engine.sequence import Sequence as TokenSequence
 from engine.sequence import SequenceSpec
+from kv_transfer.grant_writer import PushesEnded, Transfers
 from kv_transfer.offer import Endpoint, Grant, Peer
+from kv_transfer.plan import HandoverPlan
 from lifecycle.deadlines import Limits
 from lifecycle.finish import Cause, Ending
 from lifecycle.record import AttemptKey
@@ -21,7 +26,15 @@ from lifecycle.usage import Usage
 
 @dataclass(frozen=True, slots=True)
 class OpenSeat:
-    """An Open that this member could serve. `prefill`: who will write the pages; None when the prompt is computed here."""
+    """An Open that this member could serve. `prefill`: who will write the pages; None when the prompt is computed here.
+
+    For an output that earlier attempts began: `begun` is its sequence, the engine's from now on, with their tokens replayed
+    (None: it is made there), and `last_token_at` says when they chose the last one. `moved`: `prefill` is a decode member where
+    the output stands still; the last token that it chose is not in the pages that it writes.
+
+    salt: the tenant's, for the prefix cache; empty: the sequence has nothing to do with it. most_computed_tokens: bound for what
+    is computed here of a prompt without `prefill`; None: no bound.
+    """
 
     seat: int
     sequence: SequenceSpec
@@ -30,6 +43,12 @@ class OpenSeat:
     sends_output: bool
     prefill: Peer | None
     received_at: float
+    begun: TokenSequence | None = None
+    last_token_at: float | None = None
+    moved: bool = False
+    slow_reader: SlowReader = SlowReader.PAUSE
+    salt: bytes = b""
+    most_computed_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +67,29 @@ class LosePrefill:
     seat: int
     cause: Cause
     drained: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PauseSeat:
+    """Let a sequence stand still at the next step border, so that it can be moved."""
+
+    seat: int
+
+
+@dataclass(frozen=True, slots=True)
+class PushSeat:
+    """Write the KV of a sequence that stands still into a grant of another member."""
+
+    seat: int
+    plan: HandoverPlan
+
+
+@dataclass(frozen=True, slots=True)
+class DrainPush:
+    """Another member wants a grant back that this one fills. `asker` names the waiting call."""
+
+    grant_id: str
+    asker: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +163,10 @@ Command = (
     OpenSeat
     | EndSeat
     | LosePrefill
+    | PauseSeat
+    | PushSeat
+    | PushesEnded
+    | DrainPush
     | OutputTaken
     | EndpointMade
     | NoticesArrived
@@ -152,26 +198,62 @@ class SeatRefused(NamedTuple):
 
 
 class PromptReady(NamedTuple):
-    """The prompt's KV is here and the first token is chosen. Seconds."""
+    """The prompt's KV is here and the first token is chosen. Seconds. cached_tokens: of what is given, how many were here."""
 
     seat: int
     handover_s: float
     compute_s: float
     queue_s: float
+    cached_tokens: int = 0
+
+
+class PromptScored(NamedTuple):
+    """Log-probabilities of the next tokens of the prompt, in order; they begin with its second one."""
+
+    seat: int
+    log_probs: Sequence[TokenLogProb]
 
 
 class OutputMade(NamedTuple):
-    """What one step brought out: tokens chosen (none at an end from outside), safe text (whole characters), ids shown with it."""
+    """What one step brought out: tokens chosen (none at an end from outside), safe text (whole characters), ids shown with it.
+
+    log_probs: one for each token chosen, when the request wants them.
+    """
 
     seat: int
     selected: Sequence[int]
     text: bytes
     shown: Sequence[int]
+    log_probs: Sequence[TokenLogProb] = ()
+
+
+class SeatPaused(NamedTuple):
+    """The sequence stands still. `pushable`: its KV is in pages, for `cache_tokens` tokens, and can be written elsewhere."""
+
+    seat: int
+    cache_tokens: int
+    pushable: bool
+
+
+class SeatPushed(NamedTuple):
+    """The end of a push. `cause`: a closed label, empty when every write is done; else nothing is in flight any more.
+
+    detail: for people. handover_s: first write to last, in seconds.
+    """
+
+    seat: int
+    cause: str
+    detail: str
+    sent_bytes: int
+    handover_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class SeatReport:
-    """What is known about a seat at its end. Times are None for what did not happen; `released` counts by name."""
+    """What is known about a seat at its end. Times are None for what did not happen; `released` counts by name.
+
+    cached_tokens: of what is given, how many were in the cache.
+    """
 
     opened_at: float
     granted_at: float | None
@@ -186,7 +268,10 @@ class SeatReport:
     cancel_observed_at: float | None
     cancel_effective_at: float | None
     prompt_here: bool
+    preemptions: int
     released: Mapping[str, int]
+    paused_at: float | None = None
+    cached_tokens: int = 0
 
     @classmethod
     def unknown(cls, opened_at: float, now: float) -> "SeatReport":
@@ -205,6 +290,7 @@ class SeatReport:
             cancel_observed_at=None,
             cancel_effective_at=None,
             prompt_here=True,
+            preemptions=0,
             released={},
         )
 
@@ -218,7 +304,7 @@ class SeatEnded(NamedTuple):
     report: SeatReport
 
 
-SeatEvent = SeatGranted | SeatRefused | PromptReady | OutputMade | SeatEnded
+SeatEvent = SeatGranted | SeatRefused | PromptScored | PromptReady | OutputMade | SeatPaused | SeatPushed | SeatEnded
 
 # From the engine to the world
 
@@ -244,4 +330,11 @@ class AskFence(NamedTuple):
     writer: str
 
 
-Errand = AskDrain | AskEndpoint | AskFence
+class PushDrained(NamedTuple):
+    """The answer to DrainPush: nothing is in flight and nothing will start. `committed`: every write had been done."""
+
+    asker: int
+    committed: bool
+
+
+Errand = AskDrain | AskEndpoint | AskFence | PushDrained | Transfers

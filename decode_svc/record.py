@@ -2,13 +2,14 @@
 
 import logging
 
-from decode_svc.messages import PromptReady, SeatEnded, SeatEvent, SeatReport
+from decode_svc.messages import PromptReady, SeatEnded, SeatEvent, SeatPushed, SeatReport
 from decode_svc.streams import SeatOrigin
 from decode_svc.worker import StepTimes
-from lifecycle.finish import COMPLETE, Ending, FinishReason
+from engine.layout import GroupLayout, pages_for
+from lifecycle.finish import COMPLETE, Cause, Ending, FinishReason
 from lifecycle.usage import Usage
 from telemetry import names
-from telemetry.decode_metrics import DecodeMetrics
+from telemetry.decode_metrics import STEP_PARTS, DecodeMetrics
 from telemetry.tracing import Attributes, SpanEvent, Tracing, unix_seconds
 
 _LOG = logging.getLogger("decode")
@@ -24,18 +25,23 @@ class Recorder:
         self._metrics = metrics
         self._tracing = tracing
         self._member = member
-        self._page_bytes: tuple[tuple[int, int], ...] = ()
+        self._groups: tuple[GroupLayout, ...] = ()
         self._landing_bytes = 0
 
-    def open(self, page_bytes: tuple[tuple[int, int], ...], landing_bytes: int) -> None:
-        """`page_bytes`: (tokens, bytes) of a page of each KV group; `landing_bytes`: of one row of logits."""
-        self._page_bytes = page_bytes
+    def open(self, groups: tuple[GroupLayout, ...], landing_bytes: int) -> None:
+        """`groups`: of the KV; `landing_bytes`: of one row of logits."""
+        self._groups = groups
         self._landing_bytes = landing_bytes
 
     def event(self, event: SeatEvent, origin: SeatOrigin) -> None:
         """Note what an event says."""
         if isinstance(event, PromptReady):
             self._ready(event, origin)
+        elif isinstance(event, SeatPushed):
+            self._metrics.moves.inc(1, event.cause or "pushed")
+            if not event.cause:
+                self._metrics.moved_bytes.inc(event.sent_bytes)
+                self._metrics.move.observe(event.handover_s, traceparent=origin.traceparent)
         elif isinstance(event, SeatEnded):
             self._ended(event, origin)
 
@@ -47,30 +53,45 @@ class Recorder:
         """One step."""
         metrics = self._metrics
         metrics.step.observe(times.total_s)
-        parts = (times.plan_s, times.model_s, times.sample_s, times.commit_s, times.publish_s)
-        for name, seconds in zip(("plan", "model", "sample", "text", "publish"), parts, strict=True):
+        parts = (times.plan_s, times.draft_s, times.model_s, times.sample_s, times.commit_s, times.publish_s)
+        for name, seconds in zip(STEP_PARTS, parts, strict=True):
             metrics.step_part.observe(seconds, name)
         metrics.step_sequences.observe(times.sequences)
         metrics.step_tokens.observe(times.tokens)
+        if times.masks is not None:
+            metrics.grammar_masks.observe(times.masks.fill_s)
+            metrics.grammar_wait.observe(times.masks.wait_s)
 
     def _ready(self, event: PromptReady, origin: SeatOrigin) -> None:
         if origin.prefill_member:
             self._metrics.handover.observe(event.handover_s, traceparent=origin.traceparent)
-            self._metrics.received_bytes.inc(self._handover_bytes(origin))
+            self._metrics.received_bytes.inc(self._handover_bytes(origin, event.cached_tokens))
 
-    def _handover_bytes(self, origin: SeatOrigin) -> int:
-        """What a whole hand-over writes here: the prompt's pages and one row of logits."""
-        pages = sum(-(-origin.prompt_tokens // tokens) * size for tokens, size in self._page_bytes)
-        return pages + self._landing_bytes
+    def _handover_bytes(self, origin: SeatOrigin, cached_tokens: int) -> int:
+        """What a whole hand-over writes here: the pages of what is given that are still seen and were not here, and a row of
+        logits unless an output moved here."""
+        tokens = origin.given_tokens
+        pages = sum(
+            (pages_for(tokens, group.page_tokens) - max(group.first_page(tokens), cached_tokens // group.page_tokens))
+            * group.page_bytes
+            for group in self._groups
+        )
+        return pages if origin.moved else pages + self._landing_bytes
 
     def _ended(self, event: SeatEnded, origin: SeatOrigin) -> None:
         ending, usage, report = event.ending, event.usage, event.report
         metrics = self._metrics
-        metrics.sequences.inc(1, ending.reason.value)
+        if ending.cause is not Cause.MOVED:
+            metrics.sequences.inc(1, ending.reason.value)
+        elif report.paused_at is not None:
+            metrics.move_pause.observe(report.ended_at - report.paused_at, traceparent=origin.traceparent)
+        if ending.cause is Cause.GRAMMAR_FAILED:
+            metrics.grammar_failures.inc()
+        before = origin.usage()
         for kind, count in (
-            ("selected", usage.selected_tokens),
-            ("returned", usage.returned_tokens),
-            ("billed", usage.billed_tokens),
+            ("selected", usage.selected_tokens - before.selected_tokens),
+            ("returned", usage.returned_tokens - before.returned_tokens),
+            ("billed", usage.billed_tokens - before.billed_tokens),
         ):
             metrics.tokens.inc(count, kind)
         metrics.stop_hold.observe(report.stop_hold_s, traceparent=origin.traceparent)
@@ -104,7 +125,7 @@ class Recorder:
         if not report.prompt_here and report.granted_at is not None:
             begun_at = report.begun_at if report.begun_at is not None else report.granted_at
             ended_at = committed_at if committed_at is not None else report.ended_at
-            written = {names.SENT_BYTES: self._handover_bytes(origin)} if committed_at is not None else {}
+            written = {names.SENT_BYTES: self._handover_bytes(origin, report.cached_tokens)} if committed_at is not None else {}
             self._tracing.span(
                 names.SPAN_HANDOVER,
                 parent=parent,
@@ -136,6 +157,7 @@ def _outcome(ending: Ending, usage: Usage, report: SeatReport) -> Attributes:
         names.BILLED_TOKENS: usage.billed_tokens,
         names.HELD_BYTES: report.held_bytes,
         names.PAGES: report.released.get("pages", 0),
+        names.PREEMPTIONS: report.preemptions,
     }
 
 

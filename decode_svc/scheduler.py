@@ -4,76 +4,56 @@ A turn is accept → next_batch → (run, sample) → accept → commit → take
 command only leaves a mark on a seat; seats end at the step's border, in `next_batch` or `commit`, each exactly once.
 """
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from functools import partial
 
 from decode_svc import admission
 from decode_svc.admission import Refusal
-from decode_svc.flow import FlowWindow, cost
-from decode_svc.handover import Handovers, Offer
-from decode_svc.memory import DecodeMemory, NoPages
+from decode_svc.arrivals import Arrivals
+from decode_svc.drafts import DraftSource
+from decode_svc.flow import FlowWindow, cost, log_probs_of
+from decode_svc.handover import Handovers
+from decode_svc.kv_place import KvPlace
+from decode_svc.load import Load
+from decode_svc.memory import DecodeMemory, Holding, NoPages
 from decode_svc.messages import (
     Command,
-    DrainAnswer,
-    DrainAnswered,
     EndAll,
-    EndpointMade,
     EndSeat,
     Errand,
     Examine,
     LosePrefill,
-    NoticesArrived,
     OpenSeat,
     OutputMade,
     OutputTaken,
     PromptReady,
+    PromptScored,
     SeatEvent,
     SeatGranted,
     SeatRefused,
     StopAdmitting,
-    WriterFenced,
 )
-from decode_svc.planning import Plan, StepLimits, make_plan
+from decode_svc.moving import Moves
+from decode_svc.planning import Plan, make_plan
+from decode_svc.preemption import Preemption
+from decode_svc.progress import Progress
+from decode_svc.pushing import Pushes
+from decode_svc.scheduler_limits import SchedulerLimits
 from decode_svc.seat_book import SeatBook
 from decode_svc.seats import Seat, SeatState
+from decode_svc.speculation import Speculation
+from engine.log_probs import TokenLogProb
 from engine.sequence import Sequence as TokenSequence
 from engine.sequence import SequenceSpec
-from kv_transfer.grants import Committed
-from kv_transfer.grants import Refused as NoticeRefused
 from lifecycle.deadlines import Deadlines
 from lifecycle.finish import Cause, Ending, FinishReason
 
 _HANDOVER_FAILED = Ending(FinishReason.TRANSPORT_ERROR, Cause.HANDOVER_FAILED)
-_PREFILL_LOST = Ending(FinishReason.TRANSPORT_ERROR, Cause.PREFILL_LOST)
+#: Standing still, to be moved.
+_LEAVING = frozenset({SeatState.PAUSED, SeatState.PUSHING})
+
 _MODEL_FAILED = Ending(FinishReason.MODEL_ERROR, Cause.MODEL_FAILED)
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerLimits:
-    """Bounds. `sequences`: seats at once, waiting or running. `stream_bytes`: output of a seat not yet taken at which it pauses.
-
-    release_wait_s: how long an ending waits, in seconds, for its writer's answer, so that it can say what was released.
-    """
-
-    sequences: int = 64
-    stream_bytes: int = 64 * 1024
-    release_wait_s: float = 2.0
-    step: StepLimits = field(default_factory=StepLimits)
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """How busy the member is, for Watch and for gauges. free_pages: of the shortest group, not promised."""
-
-    free_pages: int
-    promised_pages: int
-    running: int
-    paused: int
-    waiting: int
-    waiting_tokens: int
-    grants_open: int
-    draining: bool
-    steps: int
 
 
 class Scheduler:
@@ -85,11 +65,23 @@ class Scheduler:
         memory: DecodeMemory,
         handovers: Handovers,
         make_sequence: Callable[[SequenceSpec], TokenSequence],
+        drafts: DraftSource | None = None,
     ) -> None:
+        """`drafts`: where they come from; None leaves it to limits.speculation."""
+        if memory.windowed and memory.step_tokens < limits.step.tokens:
+            raise ValueError(
+                f"memory is made for steps of {memory.step_tokens} tokens; the limit of a step is {limits.step.tokens}"
+            )
         self.memory = memory
         self.handovers = handovers
-        self.seats = SeatBook(memory, handovers, limits.release_wait_s)
+        self.pushes = Pushes(memory.pools)
+        self.seats = SeatBook(memory, handovers, self.pushes, limits.release_wait_s)
+        self.preemption = Preemption(limits.pressure, memory, self.seats)
+        self.speculation = Speculation(limits.speculation, memory, drafts)
+        self.progress = Progress()
         self.steps = 0
+        self._arrivals = Arrivals(self.seats, handovers, memory)
+        self._moves = Moves(self.seats, self.pushes)
         self._limits = limits
         self._make_sequence = make_sequence
         self._draining = False
@@ -98,19 +90,18 @@ class Scheduler:
             EndSeat: self._end_seat,
             LosePrefill: self._lose_prefill,
             OutputTaken: self._output_taken,
-            EndpointMade: self._endpoint_made,
-            NoticesArrived: self._notices,
-            DrainAnswered: self._drain_answered,
-            WriterFenced: self._fenced,
             StopAdmitting: self._stop_admitting,
             EndAll: self._end_all,
             Examine: self._examine,
+            **self._arrivals.handlers(),
+            **self._moves.handlers(),
         }
 
     # one turn
 
     def accept(self, commands: Sequence[Command], now: float) -> None:
         """Take commands in. A seat with rows in the running step is only marked."""
+        self._moves.heard(now)
         for command in commands:
             self._handlers[type(command)](command, now)
 
@@ -119,18 +110,51 @@ class Scheduler:
         for number in self.handovers.reap(now):
             self.seats.mark(number, _HANDOVER_FAILED)
         self.seats.end_due(now)
-        plan = make_plan(self.steps + 1, self.seats, self.memory, self._limits.step, now)
+        self._moves.border(now)
+        # The second round is for a seat that gave itself up in the first: what it left may do for one that waits.
+        plan = self._plan(now) or (self._plan(now) if self.preemption.away else None)
         if plan is not None:
             self.steps += 1
+        held_up = plan is not None or self.handovers.open or any(seat.state in _LEAVING for seat in self.seats)
+        self.progress.note(0 if held_up else self._could_go_on(), now)
         return plan
 
-    def commit(self, plan: Plan, tokens: Sequence[int | None], now: float) -> None:
-        """The step has run. `tokens`: one for each of plan.draws, None where the logits were not numbers."""
+    def _plan(self, now: float) -> Plan | None:
+        self.preemption.come_back(self.steps + 1)
+        return make_plan(self.steps + 1, self.seats, self.memory, self.preemption, self._limits.step, now)
+
+    def _could_go_on(self) -> int:
+        return sum(not seat.stopped and seat.state is not SeatState.RECLAIMING for seat in self.seats)
+
+    def draft(self, plan: Plan) -> None:
+        """Put drafts behind the rows of a plan that is about to be run, where they pay."""
+        self.speculation.add_drafts(plan, self._limits.step.tokens)
+
+    def commit(
+        self,
+        plan: Plan,
+        tokens: Sequence[int | None],
+        now: float,
+        log_probs: Sequence[TokenLogProb | None] = (),
+        scored: Sequence[PromptScored] = (),
+    ) -> None:
+        """The step has run. `tokens`: one for each of plan.draws and then for each of its drafts, None where the logits were not
+        numbers; `log_probs`: likewise, None where none are wanted; empty when nobody wants any. `scored`: as told of prompts."""
+        self.seats.events += scored
         if plan.batch is not None:
             for seat, rows in zip(plan.seats, plan.batch.rows, strict=True):
-                seat.sequence.completed(len(rows.token_ids))
-        for seat, token in zip(plan.draws, tokens, strict=True):
-            self._choose(seat, token, now)
+                seat.completed(len(rows.token_ids) - rows.draft_tokens)
+                if seat.state is SeatState.COMPUTING:
+                    seat.remember(self.memory)
+                if self.memory.windowed:
+                    self.memory.slide(seat.holding, seat.paged_tokens, computed=seat.computes)
+        told = log_probs or [None] * len(tokens)
+        for seat, drawn in plan.drawn_rows():
+            mine = tokens[drawn.start : drawn.stop]
+            self._choose(seat, mine[0], now, told[drawn.start])
+            if len(mine) > 1:
+                following = [partial(self._choose, seat, tokens[row], now, told[row]) for row in drawn[1:]]
+                self.speculation.accept(seat, plan.drafts_of(seat), mine[:-1], following)
 
     def fail(self, plan: Plan, now: float) -> None:
         """The model could not run the step: its sequences end. Tokens from landing rows are chosen in the next step."""
@@ -145,14 +169,13 @@ class Scheduler:
 
     def take_errands(self) -> list[Errand]:
         """What others are to do, since the last call."""
-        return self.handovers.take_errands()
+        return [*self.handovers.take_errands(), *self.pushes.take_errands()]
 
     def next_wake(self) -> float | None:
         """When the next clock runs out, or something is to be looked after; None when nothing is waited for."""
         times = [seat.due_at for seat in self.seats]
         reap_at = self.handovers.next_wake()
-        if reap_at is not None:
-            times.append(reap_at)
+        times += [at for at in (reap_at, self.progress.due_at) if at is not None]
         return min(times, default=None)
 
     # opening
@@ -167,7 +190,7 @@ class Scheduler:
             return Refusal(admission.DRAINING, "this member is shutting down", True)
         key = command.sequence.key
         if self.seats.has(key):
-            return Refusal(admission.DUPLICATE_ATTEMPT, f"attempt {key.attempt} of this request has a seat already", False)
+            return admission.duplicate_attempt(key.attempt)
         if len(self.seats) >= self._limits.sequences:
             return Refusal(admission.TOO_MANY_SEQUENCES, f"all {self._limits.sequences} sequences are taken", True)
         tokens = command.sequence.most_cache_tokens
@@ -176,55 +199,59 @@ class Scheduler:
                 admission.TOO_LONG, f"{tokens} tokens of KV are needed, this member holds at most {self.memory.most_tokens}", True
             )
         if command.prefill is not None:
-            return self._handover_refusal(command.prefill.incarnation)
-        return None
-
-    def _handover_refusal(self, writer: str) -> Refusal | None:
-        if self.handovers.suspect(writer):
-            return Refusal(
-                admission.WRONG_INCARNATION, f"prefill incarnation {writer!r} is being cut off: name another prefill member", True
-            )
-        if self.handovers.full:
-            return Refusal(admission.NO_LANDING_ROW, f"all {self.handovers.grants_max} open grants are in use", True)
-        if self.memory.landing_rows_used >= self.memory.landing_rows:
-            return Refusal(admission.NO_LANDING_ROW, f"all {self.memory.landing_rows} landing rows are held", True)
+            writer = command.prefill.incarnation
+            return admission.handover_refusal(self.handovers, self.memory, writer, with_row=not command.moved)
         return None
 
     def _admit(self, command: OpenSeat, now: float) -> Refusal | None:
         spec = command.sequence
         try:
-            holding = self.memory.promise(f"seat-{command.seat}", spec.most_cache_tokens)
+            sequence = command.begun or self._make_sequence(spec)
+            computed = command.prefill is None
+            wanted = admission.wanted(command, sequence)
+            holding = self.preemption.promise(f"seat-{command.seat}", sequence, wanted, computed=computed)
         except NoPages as short:
             return Refusal(admission.NO_PAGES, str(short), True)
+        cached = holding.indexed * self.memory.prefixes.page_tokens
+        if command.prefill is None:
+            refusal = admission.prefix_gone(len(sequence.given_token_ids) - cached, command.most_computed_tokens)
+            if refusal is not None:
+                self.memory.release(holding)
+                return refusal
+        self._seat(command, sequence, holding, cached, now)
+        return None
+
+    def _seat(self, command: OpenSeat, sequence: TokenSequence, holding: Holding, cached: int, now: float) -> None:
+        """A seat with the pages that it was promised; its first `cached` tokens are in them already."""
         seat = Seat(
             number=command.seat,
             open=command,
-            sequence=self._make_sequence(spec),
+            sequence=sequence,
             holding=holding,
-            window=FlowWindow(self._limits.stream_bytes),
+            window=FlowWindow(self._limits.windows.of(command.slow_reader)),
             deadlines=Deadlines(command.limits, command.received_at),
             state=SeatState.COMPUTING if command.prefill is None else SeatState.CONNECTING,
             last_turn=self.steps,
+            last_token_at=command.last_token_at,
+            cached_tokens=cached,
+            kept_tokens=math.inf if self._limits.keep_generated else len(sequence.spec.prompt_token_ids),
         )
         seat.set_clock()
         if command.prefill is None:
+            if cached:
+                sequence.completed(cached)
             seat.granted_at = now
+            seat.put(KvPlace.RESIDENT)
             self.seats.add(seat)
-            self.seats.events.append(SeatGranted(seat.number, None, 0))
-            return None
-        tokens = len(spec.prompt_token_ids)
-        seat.grant_id, offer = self.handovers.reserve(seat.number, spec.key, holding, command.prefill, tokens, now)
+            self.seats.events.append(SeatGranted(seat.number, None, cached))
+            return
+        tokens = len(sequence.given_token_ids) - command.moved
+        seat.grant_id, offer = self.handovers.reserve(
+            seat.number, sequence.spec.key, holding, command.prefill, tokens, now, with_row=not command.moved
+        )
         self.seats.add(seat)
         if offer is not None:
-            self._announce(offer, now)
-        return None
-
-    def _announce(self, offer: Offer, now: float) -> None:
-        seat = self.seats.get(offer.seat)
-        assert seat is not None, f"grant {offer.grant.grant_id} is offered to seat {offer.seat}, which is gone"
-        seat.move(SeatState.OFFERED)
-        seat.granted_at = now
-        self.seats.events.append(SeatGranted(seat.number, offer.grant, 0))
+            self._arrivals.announce(offer, now)
 
     # commands about a seat; one that is gone had ended before the command came, which is normal
 
@@ -252,55 +279,15 @@ class Scheduler:
     def _stop_admitting(self, command: StopAdmitting, now: float) -> None:
         self._draining = True
 
-    # hand-over
-
-    def _endpoint_made(self, command: EndpointMade, now: float) -> None:
-        if command.endpoint is None:
-            for number in self.handovers.endpoint_failed(command.writer):
-                self.seats.mark(number, _HANDOVER_FAILED)
-            return
-        for offer in self.handovers.endpoint_made(command.writer, command.endpoint, now):
-            self._announce(offer, now)
-
-    def _notices(self, command: NoticesArrived, now: float) -> None:
-        for writer, notice in command.notices:
-            number, outcome = self.handovers.arrived(writer, notice, now)
-            seat = self.seats.get(number)
-            if seat is None:
-                continue
-            if seat.begun_at is None:
-                seat.begun_at = now
-            if isinstance(outcome, Committed):
-                seat.landing_row = self.handovers.commit(outcome, seat.holding)
-                seat.handover_s = outcome.handover_s
-                seat.ready_at = now
-                seat.sequence.completed(len(seat.sequence.spec.prompt_token_ids))
-                seat.move(SeatState.LANDED)
-            elif isinstance(outcome, NoticeRefused):
-                seat.end_with(_HANDOVER_FAILED)
-
-    def _drain_answered(self, command: DrainAnswered, now: float) -> None:
-        freed = self.handovers.drain_answered(command.grant_id, command.answer, now)
-        if freed is not None:
-            self.seats.grant_reclaimed(freed.seat, freed.pages, now)
-        elif command.answer is not DrainAnswer.STOPPED:
-            self.seats.grant_set_aside(command.grant_id, now)
-
-    def _fenced(self, command: WriterFenced, now: float) -> None:
-        for freed in self.handovers.fenced(command.writer, command.proven, now):
-            if freed.lost:
-                self.seats.grant_lost(freed.seat, freed.pages, _PREFILL_LOST, now)
-            else:
-                self.seats.grant_reclaimed(freed.seat, freed.pages, now)
-
     # tokens
 
-    def _choose(self, seat: Seat, token: int | None, now: float) -> None:
+    def _choose(self, seat: Seat, token: int | None, now: float, log_prob: TokenLogProb | None) -> None:
         """What ends the seat comes first and throws the token away; then the order of a token (engine.sequence)."""
         if seat.ending is None and now >= seat.expires_at:
             seat.ending = seat.expired(now)
-        if seat.ending is None and token is None:
-            seat.ending = _MODEL_FAILED
+        if token is None:
+            self.memory.distrust(seat.holding)
+            seat.ending = seat.ending or _MODEL_FAILED
         if seat.ending is not None or token is None:
             self.seats.end(seat, now)
             return
@@ -308,21 +295,24 @@ class Scheduler:
             self._begin(seat, now)
         step = seat.sequence.choose(token, now)
         seat.note_token(now)
-        self.seats.events.append(OutputMade(seat.number, (token,), step.text, step.token_ids))
+        told = () if log_prob is None else (log_prob,)
+        self.seats.events.append(OutputMade(seat.number, (token,), step.text, step.token_ids, told))
         if step.ending is not None:
+            self.preemption.ended(seat.sequence, step.ending)
             self.seats.ended_by_itself(seat, step.ending, now)
         elif step.text and seat.open.sends_output:
-            seat.window.produce(cost(step.text))
+            top = seat.sequence.spec.log_probs
+            seat.window.produce(cost(step.text, log_probs_of(len(step.token_ids), top)))
 
     def _begin(self, seat: Seat, now: float) -> None:
         """The first token of a seat is being chosen."""
         if seat.state is SeatState.LANDED:
             self.seats.free_landing_row(seat)
-            ready = PromptReady(seat.number, seat.handover_s, 0.0, 0.0)
+            ready = PromptReady(seat.number, seat.handover_s, 0.0, 0.0, seat.cached_tokens)
         else:
             assert seat.begun_at is not None, f"the prompt of seat {seat.number} was computed without a first chunk"
             seat.ready_at = now
-            ready = PromptReady(seat.number, 0.0, now - seat.begun_at, seat.begun_at - seat.open.received_at)
+            ready = PromptReady(seat.number, 0.0, now - seat.begun_at, seat.begun_at - seat.open.received_at, seat.cached_tokens)
         seat.move(SeatState.RUNNING)
         self.seats.events.append(ready)
 
@@ -330,22 +320,29 @@ class Scheduler:
 
     def load(self) -> Load:
         """How busy the member is."""
-        running = paused = waiting = waiting_tokens = 0
+        running = paused = waiting = waiting_tokens = preempted = moving = 0
         for seat in self.seats:
-            if seat.state is SeatState.RUNNING:
+            if seat.state in _LEAVING:
+                moving += 1
+            elif seat.away:
+                preempted += 1
+            elif seat.state is SeatState.RUNNING:
                 running += 1
                 paused += seat.window.paused
             else:
                 waiting += 1
                 if seat.state is SeatState.COMPUTING:
-                    waiting_tokens += len(seat.sequence.spec.prompt_token_ids) - seat.sequence.cache_tokens
+                    waiting_tokens += len(seat.sequence.given_token_ids) - seat.sequence.cache_tokens
         return Load(
-            free_pages=self.memory.available(),
+            free_pages=max(0, self.memory.available() - self.preemption.wanted_pages()),
             promised_pages=self.memory.promised_pages,
             running=running,
             paused=paused,
             waiting=waiting,
             waiting_tokens=waiting_tokens,
+            preempted=preempted,
+            moving=moving,
+            expected_output_tokens=self.preemption.expected_output_tokens,
             grants_open=self.handovers.open,
             draining=self._draining,
             steps=self.steps,
@@ -361,17 +358,24 @@ class Scheduler:
             "pages_cached": counts.cached,
             "pages_granted": counts.granted,
             "pages_quarantined": counts.quarantined,
+            "pages_pinned": counts.pinned,
             "pages_promised": load.promised_pages,
+            "host_pages_used": self.memory.host.used,
             "landing_rows_used": self.memory.landing_rows_used,
             "seats": len(self.seats),
-            "sequences": load.running,
+            "sequences": load.running + load.preempted + load.moving,
             "batch_places": load.running,
             "grants_open": load.grants_open,
+            "pushes_open": self.pushes.open,
+            "pushes_in_flight": self.pushes.in_flight,
+            "drains_waiting": self.pushes.drains_waiting,
         }
 
     def check(self) -> list[str]:
         """Recount everything between two steps; sentences about what does not add up."""
-        return [*self.seats.check(), *self.handovers.check()]
+        stuck = [self.progress.fault] if self.progress.fault else []
+        return [*self.seats.check(), *self.handovers.check(), *self.pushes.check(), *self.preemption.check(), *stuck]
 
     def _examine(self, command: Examine, now: float) -> None:
+        self.progress.look(now)
         command.reply(self.books(), self.check())

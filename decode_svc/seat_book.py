@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from decode_svc.handover import Handovers
 from decode_svc.memory import DecodeMemory
 from decode_svc.messages import OutputMade, SeatEnded, SeatEvent
+from decode_svc.pushing import ABANDONED, Pushes
 from decode_svc.seats import Seat, SeatState
 from lifecycle.finish import Cause, Ending
 from lifecycle.record import AttemptKey
@@ -14,14 +15,18 @@ _TOLD_AT_ONCE = frozenset({Cause.PREFILL_LOST, Cause.PREFILL_FAILED, Cause.HANDO
 
 _BEFORE_COMMIT = frozenset({SeatState.CONNECTING, SeatState.OFFERED})
 
+#: A token was chosen that is not in the cache yet.
+_CHOSEN = frozenset({SeatState.RUNNING, SeatState.PUSHING})
+
 
 class SeatBook:
     """`release_wait_s`: how long, in seconds, an ending waits for its writer's answer, so that it can say what was released."""
 
-    def __init__(self, memory: DecodeMemory, handovers: Handovers, release_wait_s: float) -> None:
+    def __init__(self, memory: DecodeMemory, handovers: Handovers, pushes: Pushes, release_wait_s: float) -> None:
         self.events: list[SeatEvent] = []
         self._memory = memory
         self._handovers = handovers
+        self._pushes = pushes
         self._release_wait_s = release_wait_s
         self._seats: dict[int, Seat] = {}
         self._keys: dict[AttemptKey, int] = {}
@@ -73,23 +78,22 @@ class SeatBook:
         ending = seat.ending
         assert ending is not None and seat.state is not SeatState.RECLAIMING, f"seat {seat.number} has nothing to end with"
         seat.cancel_observed_at = now
-        last = seat.sequence.end(ending, now)
-        if last.text or last.token_ids:
-            self.events.append(OutputMade(seat.number, (), last.text, last.token_ids))
+        self._end_output(seat, ending, now)
         if seat.state not in _BEFORE_COMMIT:
+            writing = self._writing(seat, ending)
             self.release(seat)
-            self.finish(seat, now, everything_released=True)
+            if writing:
+                self._reclaim(seat, ending, now)
+            else:
+                self.finish(seat, now, everything_released=True)
             return
         pages = self._handovers.take_back(seat.grant_id, seat.writer_drained)
-        self._memory.release(seat.holding)
+        self._release_front(seat)
         if pages is not None:
             self._note_grant(seat, pages)
             self.finish(seat, now, everything_released=True)
             return
-        seat.move(SeatState.RECLAIMING)
-        seat.end_by = now + self._release_wait_s
-        if ending.cause in _TOLD_AT_ONCE:
-            self.finish(seat, now, everything_released=False)
+        self._reclaim(seat, ending, now)
 
     def ended_by_itself(self, seat: Seat, ending: Ending, now: float) -> None:
         """The output ended with the token just chosen."""
@@ -98,12 +102,29 @@ class SeatBook:
         self.finish(seat, now, everything_released=True)
 
     def release(self, seat: Seat) -> None:
-        """Give back what a seat holds after the commit, or for a prompt computed here."""
+        """Give back what a seat holds after the commit, or for a prompt computed here. Pages of drafts are not counted."""
+        seat.remember(self._memory)
+        self._memory.give_back(seat.holding, seat.sequence.cache_tokens)
         if seat.state is SeatState.LANDED:
             self.free_landing_row(seat)
-        if seat.state is SeatState.RUNNING:
+        if seat.state is SeatState.RUNNING and not seat.away:
             seat.released["batch_places"] = 1
+        if host_pages := self._memory.host.held(seat.holding.holder):
+            seat.released["host_pages"] = host_pages
         seat.released["pages"] = seat.released.get("pages", 0) + self._memory.release(seat.holding)
+
+    def stand_still(self, seat: Seat, now: float) -> None:
+        """A seat stops for good, at a step border; it keeps its pages."""
+        if seat.state is SeatState.LANDED:
+            self.free_landing_row(seat)
+        if seat.state is SeatState.RUNNING and not seat.away:
+            seat.released["batch_places"] = 1
+        seat.move(SeatState.PAUSED)
+        seat.paused_at = now
+
+    def writes_ended(self, seat: Seat, now: float) -> None:
+        """The last write from the pages of a seat that has ended is done."""
+        self.finish(seat, now, everything_released=True)
 
     def free_landing_row(self, seat: Seat) -> None:
         """The logits of the prompt were read, or are not wanted any more."""
@@ -130,8 +151,8 @@ class SeatBook:
         seat = self._seats[number]
         seat.ending = seat.ending or ending
         seat.cancel_observed_at = now
-        seat.sequence.end(seat.ending, now)
-        self._memory.release(seat.holding)
+        self._end_output(seat, seat.ending, now)
+        self._release_front(seat)
         self._note_grant(seat, pages)
         self.finish(seat, now, everything_released=True)
 
@@ -143,7 +164,8 @@ class SeatBook:
         self._grants.pop(seat.grant_id, None)
         ending = seat.sequence.ending
         assert ending is not None, f"seat {seat.number} is finished and its output has not ended"
-        self.events.append(SeatEnded(seat.number, ending, seat.sequence.usage(), seat.report(now, everything_released)))
+        cached = min(seat.cached_tokens, len(seat.sequence.spec.prompt_token_ids)) if seat.open.prefill is None else 0
+        self.events.append(SeatEnded(seat.number, ending, seat.sequence.usage(cached), seat.report(now, everything_released)))
 
     def check(self) -> list[str]:
         """Sentences about what does not add up."""
@@ -154,10 +176,39 @@ class SeatBook:
         faults += self._memory.check(rows)
         for seat in self:
             prompt, cached = len(seat.sequence.spec.prompt_token_ids), seat.sequence.cache_tokens
-            if seat.state is SeatState.RUNNING and cached != prompt + seat.sequence.selected_tokens - 1:
+            if seat.state in _CHOSEN and cached != prompt + seat.sequence.selected_tokens - 1:
                 faults.append(f"seat {seat.number} has {cached} tokens in the cache after {seat.sequence.selected_tokens} chosen")
+            if seat.state is SeatState.PUSHING and not self._pushes.busy(seat.number):
+                faults.append(f"seat {seat.number} is being pushed and nobody writes")
         return faults
 
+    def _end_output(self, seat: Seat, ending: Ending, now: float) -> None:
+        # What may go on at another member is decided about there; a router that ends a request ends it for good.
+        for_good = ending.cause not in _TOLD_AT_ONCE or seat.cancel_requested_at is not None
+        goes_on = ending.cause is Cause.MOVED or not for_good
+        last = seat.sequence.leave(ending) if goes_on else seat.sequence.end(ending, now)
+        if last.text or last.token_ids:
+            self.events.append(OutputMade(seat.number, (), last.text, last.token_ids))
+
+    def _release_front(self, seat: Seat) -> None:
+        """Before the commit a seat holds what it found in the cache, and its promise."""
+        if pages := self._memory.release(seat.holding):
+            seat.released["pages"] = pages
+
     def _note_grant(self, seat: Seat, pages: int) -> None:
-        seat.released["pages"] = pages
-        seat.released["landing_rows"] = 1
+        seat.released["pages"] = seat.released.get("pages", 0) + pages
+        if not seat.open.moved:
+            seat.released["landing_rows"] = 1
+
+    def _reclaim(self, seat: Seat, ending: Ending, now: float) -> None:
+        """Wait, for a while, until somebody else lets go of the seat's pages."""
+        seat.move(SeatState.RECLAIMING)
+        seat.end_by = now + self._release_wait_s
+        if ending.cause in _TOLD_AT_ONCE:
+            self.finish(seat, now, everything_released=False)
+
+    def _writing(self, seat: Seat, ending: Ending) -> bool:
+        """Whether writes read from the pages of a seat that ends; they are stopped unless the sequence goes on with them."""
+        if ending.cause is Cause.MOVED:
+            return self._pushes.busy(seat.number)
+        return not self._pushes.stop(seat.number, ABANDONED)

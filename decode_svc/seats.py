@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from decode_svc.flow import FlowWindow
-from decode_svc.memory import Holding
+from decode_svc.kv_place import AWAY, PLACE_EDGES, IllegalKvMove, KvPlace
+from decode_svc.memory import DecodeMemory, Holding
 from decode_svc.messages import OpenSeat, SeatReport
 from engine.sequence import Sequence
 from lifecycle.deadlines import Clock, Deadlines
@@ -20,16 +21,20 @@ class SeatState(Enum):
     COMPUTING = "computing"  # the prompt is computed here
     LANDED = "landed"  # the prompt's KV is here, its logits wait in a landing row
     RUNNING = "running"  # tokens are being generated
-    RECLAIMING = "reclaiming"  # its ending is fixed, its writer was asked to stop
+    PAUSED = "paused"  # it stands still for good, so that its sequence can be moved
+    PUSHING = "pushing"  # the same, and its KV is being written into a grant of another member
+    RECLAIMING = "reclaiming"  # its ending is fixed, its writer was asked to stop, or its own writes have to end
     ENDED = "ended"
 
 
 SEAT_EDGES: dict[SeatState, frozenset[SeatState]] = {
     SeatState.CONNECTING: frozenset({SeatState.OFFERED, SeatState.ENDED}),
-    SeatState.OFFERED: frozenset({SeatState.LANDED, SeatState.RECLAIMING, SeatState.ENDED}),
-    SeatState.COMPUTING: frozenset({SeatState.RUNNING, SeatState.ENDED}),
-    SeatState.LANDED: frozenset({SeatState.RUNNING, SeatState.ENDED}),
-    SeatState.RUNNING: frozenset({SeatState.ENDED}),
+    SeatState.OFFERED: frozenset({SeatState.LANDED, SeatState.RUNNING, SeatState.RECLAIMING, SeatState.ENDED}),
+    SeatState.COMPUTING: frozenset({SeatState.RUNNING, SeatState.PAUSED, SeatState.ENDED}),
+    SeatState.LANDED: frozenset({SeatState.RUNNING, SeatState.PAUSED, SeatState.ENDED}),
+    SeatState.RUNNING: frozenset({SeatState.PAUSED, SeatState.ENDED}),
+    SeatState.PAUSED: frozenset({SeatState.PUSHING, SeatState.ENDED}),
+    SeatState.PUSHING: frozenset({SeatState.PAUSED, SeatState.RECLAIMING, SeatState.ENDED}),
     SeatState.RECLAIMING: frozenset({SeatState.ENDED}),
     SeatState.ENDED: frozenset(),
 }
@@ -52,7 +57,13 @@ class Seat:
     """`ending` is what it must end with at the next step border; once it is set it stays. Times in monotonic seconds.
 
     begun_at: first part of the hand-over, or first chunk computed here. ready_at: the prompt's KV is whole.
-    last_turn: the step that scheduled it last, and the place in it; who waited longest goes first.
+    last_turn: the step that scheduled it last, and the place in it; who waited longest goes first. first_token_at: None also
+    when an earlier attempt chose the first token; last_token_at is then that attempt's until one is chosen here.
+    missing_tokens: tokens at the end of its cache that are in no page: it was preempted and they are to be computed again.
+    preemptions: how often its pages were taken. waited_steps: steps that went by while it was preempted, up to the last
+    return. away_since: the step before which it was preempted. passed: seats that came back before it since then.
+    paused_at: since when it stands still to be moved. cached_tokens: of what was given, how many were in the prefix cache.
+    kept_tokens: at most so many of its first tokens are left in the prefix cache.
     """
 
     number: int
@@ -65,6 +76,12 @@ class Seat:
     last_turn: float
     grant_id: str = ""
     landing_row: int = 0
+    place: KvPlace = KvPlace.NONE
+    missing_tokens: int = 0
+    preemptions: int = 0
+    waited_steps: int = 0
+    away_since: int = 0
+    passed: int = 0
     ending: Ending | None = None
     writer_drained: bool = False
     expires_at: float = field(default=math.inf)
@@ -77,6 +94,9 @@ class Seat:
     first_token_at: float | None = None
     last_token_at: float | None = None
     handover_s: float = 0.0
+    paused_at: float | None = None
+    cached_tokens: int = 0
+    kept_tokens: float = math.inf
     released: dict[str, int] = field(default_factory=dict)
 
     def move(self, state: SeatState) -> None:
@@ -85,10 +105,75 @@ class Seat:
             raise IllegalSeatMove(f"seat {self.number} can not go from {self.state.value} to {state.value}")
         self.state = state
 
+    def put(self, place: KvPlace) -> None:
+        """The only writer of `place`. Raises IllegalKvMove."""
+        if place not in PLACE_EDGES[self.place]:
+            raise IllegalKvMove(f"the KV of seat {self.number} can not go from {self.place.value} to {place.value}")
+        self.place = place
+
+    @property
+    def away(self) -> bool:
+        """Whether it is preempted: it has no pages and is promised none."""
+        return self.place in AWAY
+
+    @property
+    def whole(self) -> bool:
+        """Whether all that its sequence has in the cache is in its pages."""
+        return self.place is KvPlace.RESIDENT and not self.missing_tokens
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it generates and its reader has stopped it."""
+        return self.state is SeatState.RUNNING and self.window.paused
+
+    @property
+    def pushable(self) -> bool:
+        """Whether another member could go on with its pages: all but the last token that was chosen are in them."""
+        return self.whole and self.sequence.waiting
+
     @property
     def runnable(self) -> bool:
         """Whether its next token may be computed."""
-        return self.state is SeatState.RUNNING and not self.window.paused
+        return self.state is SeatState.RUNNING and not self.window.paused and self.whole
+
+    @property
+    def paged_tokens(self) -> int:
+        """Tokens whose KV is in its pages, or was when they were taken to the host."""
+        return self.sequence.cache_tokens - self.missing_tokens
+
+    @property
+    def computes(self) -> bool:
+        """Whether tokens that it was given, or that it lost, are still to be computed here."""
+        unread = self.state is SeatState.COMPUTING and self.sequence.cache_tokens < len(self.sequence.given_token_ids)
+        return unread or self.missing_tokens > 0
+
+    def next_chunk(self, most: int) -> tuple[tuple[int, ...], int]:
+        """Tokens to compute next, at most `most`, and the position of the first: of what was given, or of what it lost."""
+        given, end = self.sequence.given_token_ids, self.sequence.cache_tokens
+        if not self.missing_tokens:
+            return given[end : end + most], end
+        first = end - self.missing_tokens
+        return self._known(first, min(first + most, end)), first
+
+    def _known(self, first: int, end: int) -> tuple[int, ...]:
+        """Token ids from position `first` to before `end`."""
+        given = self.sequence.given_token_ids
+        known = given if end <= len(given) else self.sequence.spec.prompt_token_ids + self.sequence.output_token_ids
+        return known[first:end]
+
+    def remember(self, memory: DecodeMemory) -> None:
+        """At a step's border: the full pages of what it has can be found by others from now on."""
+        if self.place is KvPlace.RESIDENT:
+            tokens = min(self.kept_tokens, self.sequence.cache_tokens - self.missing_tokens)
+            memory.remember(self.holding, int(tokens), self._known)
+
+    def completed(self, n_tokens: int) -> None:
+        """A step has put so many tokens into its pages."""
+        if self.missing_tokens:
+            self.missing_tokens -= n_tokens
+            assert self.missing_tokens >= 0, f"seat {self.number} had {n_tokens} tokens computed again, more than it had lost"
+        else:
+            self.sequence.completed(n_tokens)
 
     @property
     def due_at(self) -> float:
@@ -121,7 +206,7 @@ class Seat:
 
     def note_token(self, now: float) -> None:
         """A token was chosen at `now`."""
-        if self.first_token_at is None:
+        if self.last_token_at is None:
             self.first_token_at = now
             self.last_token_at = now
             self.set_clock()
@@ -133,13 +218,14 @@ class Seat:
     def report(self, now: float, everything_released: bool) -> SeatReport:
         """What is known about it at its end."""
         requested_at = self.cancel_requested_at
+        earlier = len(self.sequence.spec.earlier.token_ids)
         return SeatReport(
             opened_at=self.open.received_at,
             granted_at=self.granted_at,
             begun_at=self.begun_at,
             ready_at=self.ready_at,
             first_token_at=self.first_token_at,
-            last_token_at=self.last_token_at,
+            last_token_at=self.last_token_at if self.sequence.selected_tokens > earlier else None,
             ended_at=now,
             stop_hold_s=self.sequence.stop_hold_s,
             held_bytes=self.sequence.held_bytes,
@@ -147,5 +233,8 @@ class Seat:
             cancel_observed_at=self.cancel_observed_at if requested_at is not None else None,
             cancel_effective_at=now if requested_at is not None and everything_released else None,
             prompt_here=self.open.prefill is None,
+            preemptions=self.preemptions,
             released=dict(self.released),
+            paused_at=self.paused_at,
+            cached_tokens=self.cached_tokens,
         )

@@ -3,21 +3,25 @@
 import asyncio
 import logging
 import secrets
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import grpc
 
 from decode_svc import messages as m
 from decode_svc.admission import Identity
 from decode_svc.config import DecodeSettings
+from decode_svc.description import copier, describe
+from decode_svc.drafts import DraftSource
 from decode_svc.drains import Drains
 from decode_svc.gauges import gauges
+from decode_svc.grammar_compiler import ChildCompiler
+from decode_svc.grammars import Grammars, MakeCompiler, member_grammars
 from decode_svc.handover import Handovers
 from decode_svc.memory import DecodeMemory
+from decode_svc.move_door import MoveDoor
+from decode_svc.opening import Opener, Tokenizer
 from decode_svc.record import Recorder
 from decode_svc.scheduler import Scheduler
 from decode_svc.servicer import DecodeServicer
@@ -27,23 +31,29 @@ from decode_svc.worker import DecodeWorker, Outbox, WorkerPorts
 from engine.landing import LandingRows
 from engine.runner import Runner
 from engine.sequence import Sequence as TokenSequence
-from engine.slab import SlabMemory
+from kv_transfer.content import content_check
+from kv_transfer.nixl import NixlSender
 from kv_transfer.offer import Endpoint, Peer, Slab
-from kv_transfer.ports import ReceiveFailed, Receiver
-from kv_transfer.pump import PumpFull, PumpStopped, ReceivePump
+from kv_transfer.plan import SourceMemory
+from kv_transfer.ports import ReceiveFailed, Receiver, Sender
+from kv_transfer.pump import PumpFull, PumpStopped, ReceivePump, SendPump
+from kv_transfer.sending import SendingEnd
 from lifecycle.finish import Cause, Ending, FinishReason
-from lifecycle.usage import Usage
-from member.engine_thread import EngineThread
+from member.engine_thread import EngineThread, thread_for
 from member.inbox import Inbox
-from member.watch import MemberInfo, MemberLoad, MemberRole
+from member.kv_layout import layout_view, registered
+from member.prefix_feed import PrefixFeed
+from member.watch import MemberInfo, MemberLoad
+from rpc import clocks
 from rpc.admin import Books
 from rpc.application import Frame, lasting
 from rpc.channels import internal_channel
-from tandem.pools.v1 import decode_pb2_grpc
+from tandem.pools.v1 import decode_pb2_grpc, prefill_pb2_grpc
 from telemetry.decode_metrics import DecodeGauges, DecodeMetrics
-from text.detokeniser import TextStream, Utf8Policy
 
 SERVICE_NAME = "tandem.pools.v1.DecodeService"
+#: For the grants that its own moving sequences fill.
+WRITER_SERVICE_NAME = "tandem.pools.v1.PrefillService"
 #: Seconds between two looks at readers that do not take their output.
 LOOK_AFTER_S = 0.25
 #: Seconds for the last turn of the engine, and for streams to be told the end, when the member stops.
@@ -58,20 +68,12 @@ _CRASHED = Ending(FinishReason.MODEL_ERROR, Cause.MODEL_FAILED)
 _LOG = logging.getLogger("decode")
 
 
-class Tokenizer(Protocol):
-    """What a decode member needs of a tokenizer."""
-
-    @property
-    def eos_ids(self) -> frozenset[int]: ...
-
-    def detokeniser(self, policy: Utf8Policy = ...) -> TextStream: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a member is made of: how to load model and tokenizer, how to make the receiving end, the model's name.
+    """What a member is made of: how to load model and tokenizer, how to make both ends of the transport, the model's name.
 
-    `dial` opens a channel to a prefill member.
+    `dial` opens a channel to a writer of grants. `load_drafts`: where drafts come from, None leaves it to the settings.
+    `make_inbox` to `make_send_pump` make what runs beside the event loop.
     """
 
     load_runner: Callable[[], Runner]
@@ -79,12 +81,19 @@ class Parts:
     make_receiver: Callable[[str, Sequence[Slab]], Receiver]
     model: str
     dial: Callable[[str], grpc.aio.Channel] = internal_channel
+    make_inbox: Callable[[int], Inbox[m.Command]] = Inbox
+    make_engine: Callable[..., EngineThread] = thread_for
+    make_pump: Callable[..., ReceivePump] = ReceivePump
+    make_send_pump: Callable[..., SendPump] = SendPump
+    make_sender: Callable[[str, Sequence[Slab]], Sender] = NixlSender
+    load_drafts: Callable[[], DraftSource | None] = lambda: None
+    make_compiler: MakeCompiler = ChildCompiler
 
 
 class DecodeService:
     """See member.process.Service."""
 
-    service_names = (SERVICE_NAME,)
+    service_names = (SERVICE_NAME, WRITER_SERVICE_NAME)
 
     def __init__(self, frame: Frame, settings: DecodeSettings, parts: Parts) -> None:
         """A service for `frame`; made on the event loop, before its server starts."""
@@ -92,17 +101,25 @@ class DecodeService:
         self._settings = settings
         self._parts = parts
         self._loop = asyncio.get_running_loop()
-        self.inbox: Inbox[m.Command] = Inbox(settings.inbox_messages)
+        self.inbox = parts.make_inbox(settings.inbox_messages)
         self._metrics = DecodeMetrics(frame.metrics)
         self._recorder = Recorder(self._metrics, frame.tracing, frame.name)
-        self.streams = Streams(settings.stream_bytes, self.inbox.put_always, time.monotonic)
-        self._servicer = DecodeServicer(self.inbox, self.streams, self._recorder.refused)
+        self.streams = Streams(settings.stream_limits(), self.inbox.put_always, clocks.monotonic)
+        self._moves = MoveDoor(self.inbox, lambda event: self._take(event, clocks.monotonic()))
+        self._servicer = DecodeServicer(
+            self.inbox, self.streams, self._moves, self._recorder.refused, self._metrics.adoptions.inc
+        )
         self._drains = Drains(parts.dial, self.inbox.put_always, self._metrics.drain.observe, settings.drain_call_s)
         self.snapshot: Snapshot | None = None
+        self.prefixes = PrefixFeed()
         self._info: MemberInfo | None = None
         self._engine: EngineThread | None = None
+        self._worker: DecodeWorker | None = None
+        self._grammars: Grammars | None = None
         self._pump: ReceivePump | None = None
+        self._sending: SendingEnd | None = None
         self._looking: asyncio.Task[None] | None = None
+        self._told = asyncio.Event()
         self._broken = False
 
     # the frame's calls
@@ -110,6 +127,7 @@ class DecodeService:
     def add_to(self, server: grpc.aio.Server) -> None:
         """Add the gRPC edge."""
         decode_pb2_grpc.add_DecodeServiceServicer_to_server(self._servicer, server)
+        prefill_pb2_grpc.add_PrefillServiceServicer_to_server(self._moves, server)
 
     async def start(self) -> None:
         """Load the model, register memory, start both threads."""
@@ -117,22 +135,36 @@ class DecodeService:
         runner = await asyncio.to_thread(parts.load_runner)
         tokenizer = await asyncio.to_thread(parts.load_tokenizer)
         landing = await asyncio.to_thread(LandingRows, settings.landing_rows, runner.vocabulary_size)
-        slabs = [_registered(slab) for slab in (*runner.slabs, landing.slab)]
-        pump = ReceivePump(
+        slabs = [registered(slab) for slab in (*runner.slabs, landing.slab)]
+        pump = parts.make_pump(
             partial(parts.make_receiver, f"{self._frame.name}-{self._frame.incarnation}", slabs), self._arrived, self._crashed
         )
         await asyncio.to_thread(pump.start)
         self._pump = pump
+        self._sending = sending = self._sending_end(slabs)
         me = self._identity(runner)
-        scheduler = self._scheduler(runner, tokenizer)
-        ports = WorkerPorts(self._publish, partial(self._ask_endpoint, pump), partial(self._fence, pump), pump.armed)
+        scheduler = self._scheduler(runner, tokenizer, await asyncio.to_thread(parts.load_drafts))
+        copy_pages = await asyncio.to_thread(copier, runner, settings.host_pages)
+        ports = WorkerPorts(
+            publish=self._publish,
+            endpoint=partial(self._ask_endpoint, pump),
+            fence=partial(self._fence, pump),
+            armed=pump.armed,
+            copy_pages=copy_pages,
+            push=sending.transfer,
+        )
         worker = DecodeWorker(runner, landing, scheduler, self.inbox, ports)
-        self._engine = EngineThread(worker.turn, self.inbox, on_crash=self._crashed, next_wake=worker.next_wake)
-        self._info = self._describe(runner, me, scheduler.memory.available())
-        groups = tuple((group.page_tokens, group.page_bytes) for group in runner.layout.groups)
-        self._recorder.open(groups, landing.slab.unit_bytes)
-        self._servicer.open(me, tokenizer.eos_ids)
+        self._engine = parts.make_engine(worker, self.inbox, self._crashed)
+        self._info = describe(self._parts.model, me, runner, settings, scheduler.memory)
+        self._recorder.open(runner.layout.groups, landing.slab.unit_bytes)
+        source = SourceMemory(layout_view(runner.layout), tuple(slabs[:-1]), slabs[-1], settings.content)
+        self._moves.open(me.member, me.incarnation, source, sending)
+        self._worker = worker
+        limits, size = settings.grammar_limits(), runner.vocabulary_size
+        self._grammars = member_grammars(parts.make_compiler, tokenizer, size, limits, self._metrics)
+        self._servicer.open(Opener(me, tokenizer, self._grammars))
         self._metrics.gauges_from(self._gauges)
+        self._metrics.model_parts_from(lambda: runner.statistics().model_part_seconds)
         self._looking = lasting(asyncio.create_task(self._look_after(), name="decode-look-after"), self._crashed)
         self._engine.start()
 
@@ -149,7 +181,9 @@ class DecodeService:
         return MemberLoad(
             free_pages=now.load.free_pages,
             running_sequences=now.load.running,
-            waiting_sequences=now.load.waiting,
+            waiting_sequences=now.load.waiting + now.load.preempted,
+            preempted_sequences=now.load.preempted,
+            expected_output_tokens=now.load.expected_output_tokens or 0,
             waiting_tokens=now.load.waiting_tokens,
             quarantined_pages=now.pages["quarantined"],
             draining=now.load.draining,
@@ -173,23 +207,22 @@ class DecodeService:
         self.inbox.put_nowait(m.Examine(reply))
         async with asyncio.timeout(CHECK_S):
             books, faults = await answer
-        streams = {
-            "streams": len(self.streams),
-            "stream_buffer_bytes": self.streams.buffer_bytes,
-            "drain_calls": self._drains.open_tries,
-        }
-        return Books({**books, **streams}, faults)
+        return Books({**books, **self.streams.books(), "drain_calls": self._drains.open_tries}, faults)
 
     def begin_drain(self) -> None:
         """Refuse new seats; what runs goes on."""
         self.inbox.put_always(m.StopAdmitting())
 
     async def drained(self) -> None:
-        """Until every stream has ended."""
+        """Until every stream has ended, and every write from pages here."""
         await self.streams.wait_until_none()
+        while self.snapshot is not None and self.snapshot.pushes_in_flight:
+            self._told.clear()
+            await self._told.wait()
 
     async def stop(self) -> None:
         """End what still runs with a typed error, then stop the threads."""
+        self.streams.stop_holding()
         if self._engine is not None:
             self.inbox.put_always(m.EndAll(_SHUTTING_DOWN))
             try:
@@ -198,11 +231,15 @@ class DecodeService:
             except TimeoutError:
                 _LOG.warning("%d streams did not take their end within %s s", len(self.streams), TELL_END_S)
             await asyncio.to_thread(self._engine.stop, ENGINE_STOP_S)
+        if self._worker is not None and self._grammars is not None:
+            self._worker.close()
+            await self._grammars.close()
         if self._looking is not None:
             self._looking.cancel()
         await self._drains.close()
-        if self._pump is not None:
-            await asyncio.to_thread(self._pump.close)
+        for end in (self._sending, self._pump):
+            if end is not None:
+                await asyncio.to_thread(end.close)
 
     # called on the engine thread
 
@@ -211,13 +248,14 @@ class DecodeService:
 
     def _ask_endpoint(self, pump: ReceivePump, writer: str) -> None:
         def made(answer: Endpoint | ReceiveFailed) -> None:
-            if isinstance(answer, Endpoint):
-                self.inbox.put_always(m.EndpointMade(writer, answer))
-            else:
-                self.inbox.put_always(m.EndpointMade(writer, None, str(answer)))
+            endpoint, problem = (answer, "") if isinstance(answer, Endpoint) else (None, str(answer))
+            self.inbox.put_always(m.EndpointMade(writer, endpoint, problem))
+
+        def displaced(other: str) -> None:
+            self.inbox.put_always(m.WriterFenced(other, proven=True))
 
         try:
-            pump.request_endpoint(writer, made)
+            pump.request_endpoint(writer, made, displaced)
         except (PumpFull, PumpStopped) as refused:
             self.inbox.put_always(m.EndpointMade(writer, None, str(refused)))
 
@@ -240,16 +278,16 @@ class DecodeService:
     # called on the event loop
 
     def _tell_crash(self) -> None:
-        now = time.monotonic()
+        now = clocks.monotonic()
         self._broken = True
         for stream in self.streams.open():
             report = m.SeatReport.unknown(stream.origin.opened_at, now)
-            self._take(m.SeatEnded(stream.number, _CRASHED, Usage(prompt_tokens=stream.origin.prompt_tokens), report), now)
+            self._take(m.SeatEnded(stream.number, _CRASHED, stream.origin.usage(), report), now)
 
     def _deliver(self, outbox: Outbox) -> None:
         if self._broken:
             return  # the streams were told already
-        now = time.monotonic()
+        now = clocks.monotonic()
         try:
             for event in outbox.events:
                 self._take(event, now)
@@ -258,10 +296,14 @@ class DecodeService:
             return
         for order in outbox.drains:
             self._drains.ask(order)
+        for answer in outbox.drained:
+            self._moves.drained(answer)
         if outbox.step is not None:
             self._recorder.step(outbox.step)
         if outbox.snapshot is not None:
             self.snapshot = outbox.snapshot
+            self.prefixes.put(outbox.prefixes)
+            self._told.set()
 
     def _take(self, event: m.SeatEvent, now: float) -> None:
         stream = self.streams.deliver(event, now)
@@ -273,22 +315,41 @@ class DecodeService:
     async def _look_after(self) -> None:
         while True:
             await asyncio.sleep(LOOK_AFTER_S)
-            self.streams.look_after(time.monotonic(), self._settings.linger_s)
+            self.streams.look_after(clocks.monotonic(), self._settings.linger_s)
 
     # making
 
-    def _scheduler(self, runner: Runner, tokenizer: Tokenizer) -> Scheduler:
+    def _sending_end(self, slabs: Sequence[Slab]) -> SendingEnd:
+        """For sequences that move away; its agent is made when the first one does."""
+        return SendingEnd(
+            partial(self._parts.make_sender, self._frame.name, slabs),
+            self.inbox.put_always,
+            lambda cause: self._metrics.push_failures.inc(1, cause),
+            self._crashed,
+            self._parts.make_send_pump,
+        )
+
+    def _scheduler(self, runner: Runner, tokenizer: Tokenizer, drafts: DraftSource | None) -> Scheduler:
         settings, frame = self._settings, self._frame
-        memory = DecodeMemory(runner.layout, min(slab.units for slab in runner.slabs), settings.landing_rows)
+        limits, totals = settings.scheduler_limits(), [slab.units for slab in runner.slabs]
+        memory = DecodeMemory(
+            runner.layout,
+            totals,
+            settings.landing_rows,
+            settings.host_pages,
+            limits.step.tokens,
+            prefix_cache=settings.prefix_cache,
+        )
         handovers = Handovers(
             memory,
             Peer(frame.name, frame.incarnation, frame.address),
             runner.layout.fingerprint,
             settings.handover_limits(),
             lambda: secrets.token_hex(16),
+            content_check(runner.layout.fingerprint, memory.page_tokens) if settings.handover_checksums else None,
         )
         make_sequence = partial(TokenSequence, streams=tokenizer.detokeniser)
-        return Scheduler(settings.scheduler_limits(), memory, handovers, make_sequence)
+        return Scheduler(limits, memory, handovers, make_sequence, drafts)
 
     def _identity(self, runner: Runner) -> Identity:
         return Identity(
@@ -301,34 +362,17 @@ class DecodeService:
             computes_prompts=self._settings.computes_prompts,
         )
 
-    def _describe(self, runner: Runner, me: Identity, usable_pages: int) -> MemberInfo:
-        return MemberInfo(
-            member=me.member,
-            incarnation=me.incarnation,
-            address=me.address,
-            role=MemberRole.DECODE,
-            model=self._parts.model,
-            model_snapshot=me.model_snapshot,
-            layout_fingerprint=runner.layout.fingerprint,
-            page_tokens=runner.layout.groups[0].page_tokens,
-            total_pages=usable_pages,
-            context_tokens=me.context_tokens,
-            vocabulary_size=me.vocabulary_size,
-            max_sequences=self._settings.max_sequences,
-            computes_prompts=me.computes_prompts,
-        )
-
     def _gauges(self) -> DecodeGauges:
         engine, pump = self._engine, self._pump
         return gauges(
             self.snapshot,
             stream_buffer_bytes=self.streams.buffer_bytes,
             slow_readers=self.streams.slow_readers,
+            seats_held=self.streams.held,
+            replay_bytes=self.streams.replay_bytes,
             receiving_agents=pump.statistics().writers if pump is not None else 0,
+            remote_agents=self._sending.statistics().peers if self._sending is not None else 0,
             inbox_messages=self.inbox.statistics().waiting,
+            grammars=(len(self._grammars), self._grammars.kept_bytes) if self._grammars is not None else (0, 0),
             engine_busy_ratio=engine.statistics().busy_ratio if engine is not None else 0.0,
         )
-
-
-def _registered(slab: SlabMemory) -> Slab:
-    return Slab(slab.address, slab.size_bytes, slab.unit_bytes)

@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from decode_svc.scheduler import Load, Scheduler
+from decode_svc.load import Load
+from decode_svc.scheduler import Scheduler
+from engine.prefixes import PrefixStatistics
 from kv_transfer.grants import ReaderStatistics
 
 
@@ -20,6 +22,14 @@ class Snapshot:
     drains_asked: int
     drains_silent: int
     fences_proven: int
+    pushes_in_flight: int
+    host_pages_used: int
+    preemptions: Mapping[str, int]
+    swapped_bytes: Mapping[str, int]
+    dropped_tokens: int
+    draft_tokens: Mapping[str, int]
+    drafting_off: int
+    prefixes: PrefixStatistics
     decode_step_s: float
     prompt_tokens_per_s: float
 
@@ -27,7 +37,7 @@ class Snapshot:
 def take_snapshot(scheduler: Scheduler, decode_step_s: float, prompt_tokens_per_s: float) -> Snapshot:
     """What is so now; called between two steps."""
     counts = scheduler.memory.counts()
-    handovers = scheduler.handovers
+    handovers, preemption = scheduler.handovers, scheduler.preemption.counts
     return Snapshot(
         load=scheduler.load(),
         pages={
@@ -36,6 +46,7 @@ def take_snapshot(scheduler: Scheduler, decode_step_s: float, prompt_tokens_per_
             "cached": counts.cached,
             "granted": counts.granted,
             "quarantined": counts.quarantined,
+            "pinned": counts.pinned,
         },
         pages_total=counts.total,
         landing_rows_used=scheduler.memory.landing_rows_used,
@@ -44,6 +55,17 @@ def take_snapshot(scheduler: Scheduler, decode_step_s: float, prompt_tokens_per_
         drains_asked=handovers.counts.drains_asked,
         drains_silent=handovers.counts.drains_silent,
         fences_proven=handovers.counts.fences_proven,
+        pushes_in_flight=scheduler.pushes.in_flight,
+        host_pages_used=scheduler.memory.host.used,
+        preemptions={kind.value: count for kind, count in preemption.preempted.items()},
+        swapped_bytes={kind.value: count for kind, count in preemption.swapped_bytes.items()},
+        dropped_tokens=preemption.dropped_tokens,
+        draft_tokens={
+            "drafted": scheduler.speculation.counts.drafted_tokens,
+            "accepted": scheduler.speculation.counts.accepted_tokens,
+        },
+        drafting_off=scheduler.speculation.sequences_off,
+        prefixes=scheduler.memory.prefixes.statistics(),
         decode_step_s=decode_step_s,
         prompt_tokens_per_s=prompt_tokens_per_s,
     )

@@ -1,169 +1,133 @@
-"""The open seats as the event loop sees them: a log for each, filled by the engine's outbox, emptied by its call's writer."""
+"""The seats as the event loop sees them: a stream for each, filled by the engine's outbox, emptied by the call that has it.
+
+A seat outlives its call by the time that its Open asked for, so that a router can adopt it; so does an end that nobody took.
+"""
 
 import asyncio
 import itertools
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from enum import Enum
+from dataclasses import dataclass, field
 
-from decode_svc.flow import Credit
-from decode_svc.messages import (
-    EndSeat,
-    OutputMade,
-    OutputTaken,
-    PromptReady,
-    SeatEnded,
-    SeatEvent,
-    SeatGranted,
-    SeatRefused,
-)
-from decode_svc.stream_log import Published, StreamLog
+from decode_svc.flow import SlowReader, WindowSizes
+from decode_svc.messages import EndSeat, OutputTaken, SeatEvent
+from decode_svc.replay_log import Replay, ReplayLog
+from decode_svc.seat_stream import Reader, SeatOrigin, SeatStream, Terminal
+from decode_svc.stream_log import Published
+from decode_svc.tenure import Tenure, TenureState
 from lifecycle.finish import Cause, Ending, FinishReason
 from lifecycle.record import AttemptKey
 
+__all__ = ["Reader", "SeatOrigin", "SeatStream", "StreamLimits", "Streams", "Terminal"]
+
 _NOT_TAKEN = Ending(FinishReason.DEADLINE_EXCEEDED, Cause.INTER_TOKEN_NETWORK)
 _GONE = Ending(FinishReason.CANCELLED, Cause.CLIENT_GONE)
-
-Terminal = SeatEnded | SeatRefused
+_SLOW = Ending(FinishReason.SLOW_CONSUMER, Cause.SLOW_CONSUMER)
 
 
 @dataclass(frozen=True, slots=True)
-class SeatOrigin:
-    """What the event loop knows of a seat from its Open. `opened_at`: monotonic seconds."""
+class StreamLimits:
+    """Bounds. hold_most_s: longest hold, in seconds; held_most: ends that nobody took, beside seats that still run.
 
-    key: AttemptKey
-    traceparent: str
-    opened_at: float
-    inter_token_s: float | None
-    first_sequence_no: int
-    sends_output: bool
-    prompt_tokens: int
-    prefill_member: str
+    replay_bytes: what is kept of a seat's output to be sent again; replay_total_bytes: of all seats.
+    """
 
-
-class StreamState(Enum):
-    """Who is still there."""
-
-    OPEN = "open"
-    CALL_GONE = "call_gone"  # the engine has not told the end yet
-    ENDED = "ended"  # the terminal is in the log
-
-
-class SeatStream:
-    """One seat's stream. The writer waits for `news`, then takes what there is."""
-
-    def __init__(self, number: int, origin: SeatOrigin, high_water_bytes: int) -> None:
-        self.number = number
-        self.origin = origin
-        self.state = StreamState.OPEN
-        self.news = asyncio.Event()
-        self.log: StreamLog[Terminal] = StreamLog(origin.first_sequence_no, high_water_bytes, not origin.sends_output)
-        self.asked_to_end = False
-        #: Why the call is broken off, for its router; empty while it is not.
-        self.broken = ""
-        #: The time-out around the writer; it has no end until `give_up`.
-        self.patience: asyncio.Timeout | None = None
-        self.ended_at: float | None = None
-        self._high_water_bytes = high_water_bytes
-        self._credit = Credit(high_water_bytes)
-        self._before_output: deque[SeatGranted | PromptReady] = deque()
-        self._writing: Published | None = None
-        self._writing_since: float | None = None
-
-    def deliver(self, event: SeatEvent, now: float) -> None:
-        """Take one event of the engine in. Output for a call that is gone is dropped."""
-        if isinstance(event, SeatEnded | SeatRefused):
-            self.log.end(event)
-            self.ended_at = now
-            if self.state is StreamState.OPEN:
-                self.state = StreamState.ENDED
-        elif isinstance(event, OutputMade):
-            if self.state is StreamState.OPEN:
-                self.log.add(event.text, event.shown, event.selected, now)
-        else:
-            self._before_output.append(event)
-        if self.log.ready or self._before_output:
-            self.news.set()
-
-    def break_off(self, why: str) -> None:
-        """End the call with an error of its router."""
-        self.broken = why
-        self.news.set()
-
-    def give_up(self) -> None:
-        """Stop waiting for a reader that does not take the end."""
-        if self.patience is not None:
-            self.patience.reschedule(0.0)
-
-    def next_before_output(self) -> SeatGranted | PromptReady | None:
-        """The next of what comes before any output."""
-        return self._before_output.popleft() if self._before_output else None
-
-    def begin_write(self, now: float) -> Published | None:
-        """The next delta, numbered; None when there is none."""
-        self._writing = self.log.publish()
-        self._writing_since = now if self._writing is not None else None
-        return self._writing
-
-    def end_write(self) -> OutputTaken | None:
-        """The delta was written; what to tell the engine, when it is worth a message."""
-        assert self._writing is not None, f"no delta of seat {self.number} is being written"
-        due_bytes = self._credit.add(self._writing.cost_bytes)
-        self._writing = self._writing_since = None
-        return OutputTaken(self.number, due_bytes) if due_bytes else None
-
-    @property
-    def buffer_bytes(self) -> int:
-        """Bytes of text that wait or are being written."""
-        return self.log.buffer_bytes + (self._writing.text_bytes if self._writing is not None else 0)
-
-    @property
-    def behind(self) -> bool:
-        """Whether the flow window is full as the engine counts it: it has paused the sequence, or is about to."""
-        writing = self._writing.cost_bytes if self._writing is not None else 0
-        return self.log.held_bytes + writing + self._credit.untold_bytes >= self._high_water_bytes
-
-    def not_taken_since(self) -> float | None:
-        """When the oldest output came that its reader has not taken; None when there is none."""
-        return self._writing_since if self._writing_since is not None else self.log.waiting_since
+    windows: WindowSizes = field(default_factory=WindowSizes)
+    hold_most_s: float = 30.0
+    held_most: int = 64
+    replay_bytes: int = 256 * 1024
+    replay_total_bytes: int = 64 * 1024 * 1024
 
 
 class Streams:
     """All seats of the member. `tell` puts a command into the engine's inbox and never blocks."""
 
-    def __init__(self, high_water_bytes: int, tell: Callable[[EndSeat | OutputTaken], None], clock: Callable[[], float]) -> None:
-        self._high_water_bytes = high_water_bytes
+    def __init__(self, limits: StreamLimits, tell: Callable[[EndSeat | OutputTaken], None], clock: Callable[[], float]) -> None:
+        self._limits = limits
         self._clock = clock
         self._tell = tell
         self._numbers = itertools.count(1)
         self._streams: dict[int, SeatStream] = {}
+        self._keys: dict[AttemptKey, SeatStream] = {}
         self._none_left = asyncio.Event()
+        self._holds = True
+        self._replay_bytes = 0
+
+    # calls
+
+    def add(self, origin: SeatOrigin) -> SeatStream:
+        """A stream for a new seat; `reading` gives it its first call. A second one for an attempt can not be found by its key."""
+        hold_s = min(origin.hold_s, self._limits.hold_most_s) if self._holds else 0.0
+        replay = ReplayLog(self._limits.replay_bytes, origin.earlier, whole=origin.whole) if hold_s > 0 else None
+        window_bytes = self._limits.windows.of(origin.slow_reader)
+        stream = SeatStream(next(self._numbers), origin, window_bytes, Tenure(hold_s), replay)
+        self._streams[stream.number] = stream
+        self._keys.setdefault(origin.key, stream)
+        return stream
+
+    def find(self, key: AttemptKey) -> SeatStream | None:
+        """The stream of an attempt that can be adopted; None when there is none."""
+        stream = self._keys.get(key)
+        return stream if stream is not None and stream.tenure.adoptable else None
 
     @contextmanager
-    def seat(self, origin: SeatOrigin) -> Iterator[SeatStream]:
-        """A stream for as long as its call lives. When the call goes first, the seat is ended and forgotten at its end."""
-        stream = SeatStream(next(self._numbers), origin, self._high_water_bytes)
-        self._streams[stream.number] = stream
+    def reading(self, stream: SeatStream) -> Iterator[Reader]:
+        """A call has the stream, the first one or one that takes it over; a call that had it before is interrupted.
+
+        When the call goes without having brought the end across, the seat is held, or ended and forgotten at its end.
+        """
+        before = stream.reader
+        now = self._clock()
+        number = stream.tenure.begin() if before is None else stream.tenure.adopt()
+        stream.reader = reader = Reader(number, now)
+        if before is not None:
+            before.interrupt()
+            self._written(stream)
         try:
-            yield stream
+            yield reader
         finally:
-            if stream.state is StreamState.OPEN:
-                stream.state = StreamState.CALL_GONE
-                self.end(stream, _GONE, self._clock())
-            else:
-                self._remove(stream)
+            if stream.reader is reader:
+                self._leave(stream, reader)
+
+    def rewind(self, stream: SeatStream, wanted: int) -> Replay:
+        """What the call that has taken the stream over gets first."""
+        return stream.rewind(wanted, self._clock())
 
     def forget(self, stream: SeatStream) -> None:
         """The seat never reached the engine: nothing will come for it."""
-        stream.state = StreamState.ENDED
+        self._remove(stream)
+
+    def cancel(self, stream: SeatStream, ending: Ending, requested_at: float) -> None:
+        """Its router wants the end: nobody will come back for it."""
+        stream.tenure.cancelled = True
+        self.end(stream, ending, requested_at)
 
     def end(self, stream: SeatStream, ending: Ending, requested_at: float | None) -> None:
         """Ask the engine to end a seat, once. `requested_at` as in EndSeat."""
-        if not stream.asked_to_end:
+        if not stream.asked_to_end and stream.ended_at is None:
             stream.asked_to_end = True
             self._tell(EndSeat(stream.number, ending, requested_at))
+
+    # writing
+
+    def keep(self, stream: SeatStream, published: Published, data: bytes) -> None:
+        """An output is being written. Over the bound of all seats the one that keeps most gives up half of it."""
+        before = stream.replay_bytes
+        stream.keep(published, data)
+        self._replay_bytes += stream.replay_bytes - before
+        while self._replay_bytes > self._limits.replay_total_bytes:
+            most = max(self._streams.values(), key=lambda one: one.replay_bytes)
+            assert most.replay is not None, "bytes are kept and no stream keeps any"
+            before = most.replay_bytes
+            most.replay.shrink(before // 2)
+            self._replay_bytes += most.replay_bytes - before
+
+    def written(self, stream: SeatStream, reader: Reader) -> None:
+        """The output that was being written is written. A call that does not have the stream any more changes nothing."""
+        if stream.reader is reader:
+            self._written(stream)
+
+    # the engine's events
 
     def deliver(self, event: SeatEvent, now: float) -> SeatStream | None:
         """Hand one event to its stream; returns the stream, for the books. None when nobody knows it."""
@@ -171,20 +135,41 @@ class Streams:
         if stream is None:
             return None
         stream.deliver(event, now)
-        if stream.state is StreamState.CALL_GONE and stream.log.ended:
-            self._remove(stream)
+        state = stream.tenure.state
+        if stream.ended_at is not None:
+            if state is TenureState.LEFT:
+                self._remove(stream)
+        elif stream.origin.slow_reader is SlowReader.FAIL and state is TenureState.READ and stream.behind:
+            self.end(stream, _SLOW, None)
         return stream
 
+    # time
+
     def look_after(self, now: float, linger_s: float) -> None:
-        """End seats whose output is made and not taken, and calls that do not take the end within `linger_s` seconds."""
-        for stream in self._streams.values():
-            if stream.ended_at is not None:
-                if now - stream.ended_at >= linger_s:
-                    stream.give_up()
-                continue
-            since, limit_s = stream.not_taken_since(), stream.origin.inter_token_s
-            if since is not None and limit_s is not None and now - since >= limit_s and not stream.behind:
-                self.end(stream, _NOT_TAKEN, None)
+        """End what is not taken: outputs, ends within `linger_s` seconds, and seats that nobody adopted."""
+        for stream in list(self._streams.values()):
+            if stream.tenure.state is TenureState.READ:
+                self._look_at_reader(stream, now, linger_s)
+            elif stream.tenure.over(now):
+                self._give_up(stream)
+
+    def _look_at_reader(self, stream: SeatStream, now: float, linger_s: float) -> None:
+        reader = stream.reader
+        if stream.ended_at is not None:
+            if reader is not None and now - max(stream.ended_at, reader.since) >= linger_s:
+                reader.interrupt()
+            return
+        since, limit_s = stream.not_taken_since(), stream.origin.limits.inter_token_s
+        if since is not None and limit_s is not None and now - since >= limit_s and not stream.behind:
+            self.end(stream, _NOT_TAKEN, None)
+
+    def stop_holding(self) -> None:
+        """The member stops: nobody is waited for any more."""
+        self._holds = False
+        for stream in list(self._streams.values()):
+            stream.tenure.hold_s = 0.0
+            if stream.held:
+                self._give_up(stream)
 
     async def wait_until_none(self) -> None:
         """Return when there is no stream."""
@@ -192,10 +177,52 @@ class Streams:
             self._none_left.clear()
             await self._none_left.wait()
 
+    # inside
+
+    def _written(self, stream: SeatStream) -> None:
+        taken = stream.end_write()
+        if taken is not None:
+            self._tell(taken)
+
+    def _leave(self, stream: SeatStream, reader: Reader) -> None:
+        if stream.number not in self._streams:
+            return
+        # What was being written is kept, or lost with its call: it does not hold up the sequence.
+        self._written(stream)
+        if reader.delivered:
+            self._remove(stream)
+            return
+        stream.tenure.leave(reader.number, self._clock())
+        if not stream.held:
+            self._end_of_wait(stream)
+            return
+        ended = [one for one in self._streams.values() if one.held and one.ended_at is not None]
+        if len(ended) > self._limits.held_most:
+            self._give_up(min(ended, key=lambda one: one.tenure.held_until))
+
+    def _give_up(self, stream: SeatStream) -> None:
+        stream.tenure.give_up()
+        self._end_of_wait(stream)
+
+    def _end_of_wait(self, stream: SeatStream) -> None:
+        if stream.ended_at is not None:
+            self._remove(stream)
+        else:
+            self.end(stream, _GONE, self._clock())
+
     def _remove(self, stream: SeatStream) -> None:
         del self._streams[stream.number]
+        self._replay_bytes -= stream.replay_bytes
+        if self._keys.get(stream.origin.key) is stream:
+            del self._keys[stream.origin.key]
         if not self._streams:
             self._none_left.set()
+
+    # books
+
+    def books(self) -> dict[str, int]:
+        """What is held, by name."""
+        return {"streams": len(self), "seats_held": self.held, "stream_buffer_bytes": self.buffer_bytes}
 
     def open(self) -> list[SeatStream]:
         """Streams whose seat has not ended."""
@@ -203,6 +230,16 @@ class Streams:
 
     def __len__(self) -> int:
         return len(self._streams)
+
+    @property
+    def held(self) -> int:
+        """Streams that nobody reads and that may be adopted."""
+        return sum(stream.held for stream in list(self._streams.values()))
+
+    @property
+    def replay_bytes(self) -> int:
+        """What is kept to be sent again."""
+        return self._replay_bytes
 
     @property
     def buffer_bytes(self) -> int:

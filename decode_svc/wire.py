@@ -5,37 +5,52 @@ from dataclasses import dataclass
 from typing import Any
 
 from decode_svc.admission import Identity
-from decode_svc.messages import PromptReady, SeatEnded, SeatGranted, SeatRefused
-from decode_svc.stream_log import Published
+from decode_svc.flow import SlowReader
+from decode_svc.wire_log_probs import from_router
+from engine.log_probs import TokenLogProb
 from engine.sampling_params import BadSamplingParams, SamplingParams
-from engine.sequence import SequenceSpec, StopSpec
-from kv_transfer.offer import BadGrant, Peer, grant_to_proto, peer_from_proto
+from engine.sequence import CanNotGoOn, Earlier, SequenceSpec, StopSpec
+from kv_transfer.offer import BadGrant, Peer, peer_from_proto
 from lifecycle.deadlines import Limits
 from lifecycle.finish import Cause, Ending, FinishReason
+from lifecycle.prefix_keys import SALT_BYTES
 from lifecycle.record import AttemptKey
-from rpc.status import Violation, invalid_argument
+from rpc.status import StatusError, Violation, invalid_argument
 from tandem.pools.v1 import decode_pb2 as pb
 from tandem.v1 import inference_pb2 as v1
 from text.detokeniser import Utf8Policy
-from text.errors import InvalidStops
+from text.errors import BadGrammar, InvalidStops
+from text.grammar_rule import GrammarRule, rule_from
 from text.stop_matcher import StopRules
 
 REQUEST_ID_BYTES_MAX = 128
 STOP_TOKEN_IDS_MAX = 64
 #: Priorities are from minus this to this.
 PRIORITY_MOST = 10
+#: Number of a seat's first event when no attempt before it had told any; the prompt, when it is told, has it.
+FIRST_SEQUENCE_NO = 1
 #: Longest duration of a clock, in seconds: a week.
 CLOCK_S_MAX = 7 * 24 * 3600.0
 
-FINISH_REASONS = {reason: getattr(v1, f"FINISH_REASON_{reason.name}") for reason in FinishReason}
 UTF8_POLICIES = {v1.UTF8_POLICY_ERROR: Utf8Policy.ERROR, v1.UTF8_POLICY_DROP: Utf8Policy.DROP}
 
-#: Labels of CancelSeat.reason.
-CANCEL_ENDINGS = {
-    "cancelled": Ending(FinishReason.CANCELLED, Cause.CLIENT_CANCEL),
-    "client_gone": Ending(FinishReason.CANCELLED, Cause.CLIENT_GONE),
-    "deadline_exceeded": Ending(FinishReason.DEADLINE_EXCEEDED, Cause.RPC_DEADLINE),
+SLOW_READERS = {v1.SLOW_READER_COALESCE: SlowReader.COALESCE, v1.SLOW_READER_FAIL: SlowReader.FAIL}
+
+#: Which reason a cause in CancelSeat goes with; with every other one it is CANCELLED.
+_CANCEL_REASONS = {
+    **dict.fromkeys(
+        (
+            *(Cause.QUEUE_DEADLINE, Cause.FIRST_TOKEN_DEADLINE, Cause.OVERALL_DEADLINE, Cause.RPC_DEADLINE),
+            *(Cause.INTER_TOKEN_ENGINE, Cause.INTER_TOKEN_BACKPRESSURE, Cause.INTER_TOKEN_NETWORK),
+        ),
+        FinishReason.DEADLINE_EXCEEDED,
+    ),
+    **dict.fromkeys((Cause.SHUTTING_DOWN, Cause.ROUTER_LOST, Cause.STORE_LOST), FinishReason.TRANSPORT_ERROR),
+    Cause.SLOW_CONSUMER: FinishReason.SLOW_CONSUMER,
 }
+
+#: Names of the fields of Earlier in an Open.
+_EARLIER_FIELDS = {"token_ids": "output_token_ids", "text_bytes": "sent_text_bytes", "returned_tokens": "returned_tokens"}
 
 _CAUSES = {cause.value: cause for cause in Cause if cause is not Cause.NONE}
 
@@ -51,27 +66,36 @@ class Request:
     prefill: Peer | None
     first_sequence_no: int
     traceparent: str
+    since_last_token_s: float | None
+    moved: bool
+    slow_reader: SlowReader
+    hold_s: float
+    grammar: GrammarRule | None
+    salt: bytes
+    most_computed_tokens: int | None
 
 
 class _Checks:
-    """Collects what is wrong."""
+    """Collects what is wrong with a message."""
 
-    def __init__(self) -> None:
+    def __init__(self, message: str = "open") -> None:
         self.violations: list[Violation] = []
+        self._message = message
 
     def require(self, condition: bool, field: str, description: str, reason: str = "OUT_OF_LIMITS") -> None:
         if not condition:
-            self.violations.append(Violation(f"open.{field}", description, reason))
+            self.violations.append(Violation(f"{self._message}.{field}", description, reason))
 
-    def end(self) -> None:
+    def end(self, reason: str = "BAD_OPEN") -> None:
         """Raises StatusError when anything was wrong."""
         if self.violations:
-            raise invalid_argument(self.violations, "BAD_OPEN")
+            raise invalid_argument(self.violations, reason)
 
 
 def cancel_ending(message: pb.CancelSeat) -> Ending:
     """What a seat ends with; a label that is not known counts as a client's cancel."""
-    return CANCEL_ENDINGS.get(message.reason, CANCEL_ENDINGS["cancelled"])
+    cause = _CAUSES.get(message.reason, Cause.CLIENT_CANCEL)
+    return Ending(_CANCEL_REASONS.get(cause, FinishReason.CANCELLED), cause)
 
 
 def loss_cause(message: pb.PrefillLost) -> Cause:
@@ -84,12 +108,32 @@ def total_tokens(message: pb.Open) -> int:
     return len(message.prompt_token_ids) + int(message.max_output_tokens)
 
 
-def check_shape(message: pb.Open) -> None:
-    """What every Open has, whatever member it means. Raises StatusError."""
-    checks = _Checks()
+def adopted_key(message: pb.Adopt) -> AttemptKey:
+    """Whose seat is to be taken over. Raises StatusError."""
+    checks = _Checks("adopt")
+    _check_key(message, checks)
+    checks.require(message.next_sequence_no >= 1, "next_sequence_no", "must be at least 1")
+    checks.end("BAD_ADOPT")
+    return AttemptKey(message.key.request_id, message.key.attempt)
+
+
+def check_wanted(message: pb.Adopt, next_sequence_no: int) -> None:
+    """What is wanted can not be later than what comes next. Raises StatusError."""
+    checks, wanted = _Checks("adopt"), message.next_sequence_no
+    checks.require(wanted <= next_sequence_no, "next_sequence_no", f"must be at most {next_sequence_no}, got {wanted}")
+    checks.end("BAD_ADOPT")
+
+
+def _check_key(message: pb.Open | pb.Adopt, checks: _Checks) -> None:
     size = len(message.key.request_id.encode())
     checks.require(0 < size <= REQUEST_ID_BYTES_MAX, "key.request_id", f"must be 1 to {REQUEST_ID_BYTES_MAX} bytes, got {size}")
     checks.require(message.key.attempt >= 1, "key.attempt", "must be at least 1")
+
+
+def check_shape(message: pb.Open) -> None:
+    """What every Open has, whatever member it means. Raises StatusError."""
+    checks = _Checks()
+    _check_key(message, checks)
     checks.require(len(message.prompt_token_ids) > 0, "prompt_token_ids", "must have at least 1 token", "EMPTY_PROMPT")
     checks.require(message.max_output_tokens >= 1, "max_output_tokens", "must be at least 1")
     checks.end()
@@ -111,7 +155,18 @@ def parse_open(message: pb.Open, me: Identity, eos_ids: frozenset[int]) -> Reque
         inter_token_s=_seconds(message, "inter_token_s", checks),
         overall_s=_seconds(message, "overall_remaining_s", checks),
     )
+    since_last_token_s = _seconds(message, "since_last_token_s", checks)
+    log_probs = message.log_probabilities.top if message.HasField("log_probabilities") else None
+    checks.require((log_probs or 0) <= me.vocabulary_size, "log_probabilities.top", f"must be at most {me.vocabulary_size}")
+    scored = message.log_probabilities.prompt and message.first_sequence_no <= FIRST_SEQUENCE_NO
+    here = not scored or (not message.HasField("prefill") and me.computes_prompts)
+    checks.require(here, "log_probabilities.prompt", "needs a member that computes prompts, and no prefill")
+    earlier = _earlier(message, highest, checks)
+    _check_hold_and_salt(message, checks)
     prefill = _prefill(message, checks)
+    grammar = _grammar(message, checks)
+    fit = not message.moved or (prefill is not None and bool(earlier.token_ids))
+    checks.require(fit, "moved", "goes with prefill, who writes the pages, and with output_token_ids, whose last one is fed next")
     checks.end()
     assert sampling is not None and stop is not None
     spec = SequenceSpec(
@@ -123,6 +178,9 @@ def parse_open(message: pb.Open, me: Identity, eos_ids: frozenset[int]) -> Reque
         max_output_tokens=message.max_output_tokens,
         context_tokens=me.context_tokens,
         utf8_policy=UTF8_POLICIES.get(message.utf8_policy),
+        earlier=earlier,
+        log_probs=log_probs,
+        scores_prompt=scored,
     )
     return Request(
         spec=spec,
@@ -132,7 +190,61 @@ def parse_open(message: pb.Open, me: Identity, eos_ids: frozenset[int]) -> Reque
         prefill=prefill,
         first_sequence_no=message.first_sequence_no,
         traceparent=message.traceparent,
+        since_last_token_s=since_last_token_s,
+        moved=message.moved,
+        slow_reader=SLOW_READERS.get(message.slow_reader, SlowReader.PAUSE),
+        hold_s=message.hold_s,
+        grammar=grammar,
+        salt=bytes(message.tenant_salt),
+        most_computed_tokens=message.most_computed_tokens if message.HasField("most_computed_tokens") else None,
     )
+
+
+def _check_hold_and_salt(message: pb.Open, checks: _Checks) -> None:
+    hold_s, salt_bytes = message.hold_s, len(message.tenant_salt)
+    checks.require(
+        math.isfinite(hold_s) and 0 <= hold_s <= CLOCK_S_MAX, "hold_s", f"must be 0 to {CLOCK_S_MAX:g} s, got {hold_s}"
+    )
+    checks.require(salt_bytes in (0, SALT_BYTES), "tenant_salt", f"must be {SALT_BYTES} bytes or empty, got {salt_bytes}")
+
+
+def can_not_go_on(wrong: CanNotGoOn) -> StatusError:
+    """What is answered when the tokens of earlier attempts can not be gone on with."""
+    field = _EARLIER_FIELDS[wrong.field]
+    return invalid_argument([Violation(f"open.{field}", f"{field} {wrong.problem}", "OUT_OF_LIMITS")], "BAD_OPEN")
+
+
+def _grammar(message: pb.Open, checks: _Checks) -> GrammarRule | None:
+    if not message.HasField("grammar"):
+        return None
+    try:
+        return rule_from(message.grammar)
+    except BadGrammar as bad:
+        checks.require(False, f"grammar.{message.grammar.WhichOneof('rule') or 'rule'}", str(bad), "BAD_GRAMMAR")
+        return None
+
+
+def _earlier(message: pb.Open, highest: int, checks: _Checks) -> Earlier:
+    ids = tuple(message.output_token_ids)
+    most = message.max_output_tokens
+    checks.require(len(ids) < most, "output_token_ids", f"must be fewer than max_output_tokens, {most}, got {len(ids)}")
+    largest = max(ids, default=0)
+    checks.require(largest <= highest, "output_token_ids", f"ids must be 0 to {highest}, got {largest}", "UNKNOWN_TOKEN")
+    returned = message.returned_tokens
+    checks.require(returned <= len(ids), "returned_tokens", f"must be at most output_token_ids, {len(ids)}, got {returned}")
+    return Earlier(ids, message.sent_text_bytes, returned, _held(message, max(0, len(ids) - returned), checks))
+
+
+def _held(message: pb.Open, unreturned: int, checks: _Checks) -> tuple[TokenLogProb, ...]:
+    """Log-probabilities of the tokens that earlier attempts chose and did not return."""
+    field, told = "held_log_probabilities", message.held_log_probabilities
+    needed = unreturned if message.HasField("log_probabilities") else 0
+    checks.require(len(told) == needed, field, f"must be {needed}, one for each token that is not returned, got {len(told)}")
+    try:
+        return from_router(told)
+    except ValueError as bad:
+        checks.require(False, field, f"has an entry that can not be read: {bad}")
+        return ()
 
 
 def _sampling(message: Any, highest: int, checks: _Checks) -> SamplingParams | None:
@@ -187,67 +299,3 @@ def _prefill(message: pb.Open, checks: _Checks) -> Peer | None:
     except BadGrant as bad:
         checks.require(False, f"prefill.{bad.field.removeprefix('peer.')}", bad.problem)
         return None
-
-
-def granted(event: SeatGranted) -> pb.DecodeResponse:
-    """The wire form."""
-    grant = grant_to_proto(event.grant) if event.grant is not None else None
-    return pb.DecodeResponse(granted=pb.Granted(grant=grant, cached_tokens=event.cached_tokens))
-
-
-def refused(event: SeatRefused) -> pb.DecodeResponse:
-    """The wire form."""
-    return pb.DecodeResponse(refused=pb.Refused(reason=event.reason, detail=event.detail, retryable=event.retryable))
-
-
-def committed(event: PromptReady) -> pb.DecodeResponse:
-    """The wire form."""
-    times = pb.Committed(handover_s=event.handover_s, compute_s=event.compute_s, queue_s=event.queue_s)
-    return pb.DecodeResponse(committed=times)
-
-
-def output(published: Published) -> pb.DecodeResponse:
-    """The wire form: the client's event is serialised here, once, and never read again on the way."""
-    delta = v1.Delta(text=published.text, token_ids=published.token_ids)
-    return pb.DecodeResponse(
-        output=pb.Output(
-            response=v1.GenerateResponse(sequence_no=published.sequence_no, delta=delta).SerializeToString(),
-            next_sequence_no=published.sequence_no + 1,
-            selected_token_ids=published.selected_ids,
-            text_bytes=published.text_bytes,
-            returned_tokens=len(published.token_ids),
-        )
-    )
-
-
-def ended(event: SeatEnded, next_sequence_no: int, text: str) -> pb.DecodeResponse:
-    """The wire form. `text`: the whole text when nothing was sent before."""
-    ending, usage, report = event.ending, event.usage, event.report
-    decode_s = (report.last_token_at or 0.0) - (report.ready_at or 0.0) if report.last_token_at and report.ready_at else 0.0
-    message = pb.Ended(
-        finish_reason=FINISH_REASONS[ending.reason],
-        cause=ending.cause.value,
-        matched_stop=ending.matched_stop,
-        matched_token_id=ending.matched_token_id,
-        usage=v1.Usage(
-            prompt_tokens=usage.prompt_tokens,
-            cached_prompt_tokens=usage.cached_prompt_tokens,
-            selected_tokens=usage.selected_tokens,
-            processed_tokens=usage.processed_tokens,
-            returned_tokens=usage.returned_tokens,
-            billed_tokens=usage.billed_tokens,
-        ),
-        text=text,
-        next_sequence_no=next_sequence_no,
-        decode_s=max(0.0, decode_s),
-        stop_hold_s=report.stop_hold_s,
-        held_bytes=report.held_bytes,
-        cancel_observed_s=_since(report.cancel_requested_at, report.cancel_observed_at),
-        cancel_effective_s=_since(report.cancel_requested_at, report.cancel_effective_at),
-        released={**report.released, "streams": 1},
-    )
-    return pb.DecodeResponse(ended=message)
-
-
-def _since(start: float | None, end: float | None) -> float | None:
-    return max(0.0, end - start) if start is not None and end is not None else None

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from kv_transfer.grant_writer import TRANSFER_FAILED, PushesEnded
 from kv_transfer.plan import HandoverPlan
-from kv_transfer.ports import PushResult
 from lifecycle.record import AttemptKey
 
 # Closed labels of PrefillFailed.
@@ -16,23 +16,33 @@ QUEUE_FULL = "queue_full"
 TOO_LONG = "too_long"
 REVOKED = "revoked"
 DEADLINE = "deadline"
-TRANSFER_FAILED = "transfer_failed"
 LEASE_EXPIRED = "lease_expired"
 MODEL_ERROR = "model_error"
 ABANDONED = "abandoned"
 
-RETRYABLE = frozenset({DRAINING, WRONG_INCARNATION, QUEUE_FULL, REVOKED, TRANSFER_FAILED, LEASE_EXPIRED, MODEL_ERROR, TOO_LONG})
+#: What another member may not share: what it has loaded and how it is laid out (members of old and new settings serve beside
+#: each other while they are replaced), how full it is, which other prompts were in the step that failed.
+RETRYABLE = frozenset(
+    {
+        *(DRAINING, WRONG_INCARNATION, UNKNOWN_MODEL, LAYOUT_MISMATCH, QUEUE_FULL, TOO_LONG),
+        *(REVOKED, TRANSFER_FAILED, LEASE_EXPIRED, MODEL_ERROR),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """Compute a prompt and fill a grant. remaining_s: seconds until the request's clock runs out; None is no limit."""
+    """Compute a prompt and fill a grant. remaining_s: seconds until the request's clock runs out; None is no limit.
+
+    salt: the tenant's, for the prefix cache; empty: the prompt has nothing to do with it.
+    """
 
     key: AttemptKey
     plan: HandoverPlan
     prompt_token_ids: tuple[int, ...]
     priority: int
     remaining_s: float | None
+    salt: bytes = b""
 
     @property
     def grant_id(self) -> str:
@@ -56,19 +66,6 @@ class Drain:
 
 
 @dataclass(frozen=True, slots=True)
-class Pushed:
-    """The transfer thread is done with these pushes.
-
-    post_s: seconds it spent posting them. done_at: when it saw them done, in monotonic seconds; the engine thread learns of
-    it later, at the end of its step.
-    """
-
-    results: tuple[PushResult, ...]
-    post_s: float
-    done_at: float
-
-
-@dataclass(frozen=True, slots=True)
 class Close:
     """Take nothing new (expel=False), or give up everything that runs (expel=True)."""
 
@@ -82,7 +79,7 @@ class Recount:
     asker: int
 
 
-Command = Submit | Abandon | Drain | Pushed | Close | Recount
+Command = Submit | Abandon | Drain | PushesEnded | Close | Recount
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +92,13 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Positions of the prompt computed so far; `at`: when that chunk ended, in monotonic seconds."""
+    """Positions of the prompt computed so far, and how many of them were in the cache; `at`: when that chunk ended, in monotonic
+    seconds."""
 
     grant_id: str
     computed_tokens: int
     at: float
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

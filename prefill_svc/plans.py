@@ -1,11 +1,10 @@
 """Values of the prefill scheduler: its bounds, what it plans, what it tells."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from engine.batch import Batch
 from engine.pages import PageCounts
-from kv_transfer.offer import Endpoint
-from kv_transfer.ports import Push
+from engine.prefixes import PrefixStatistics
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,20 +38,8 @@ class StepPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Transfers:
-    """Agents that will be written to, writes to post, and ids of writes that need not be posted any more."""
-
-    connects: tuple[Endpoint, ...]
-    pushes: tuple[Push, ...]
-    withdrawals: tuple[int, ...]
-
-    def __bool__(self) -> bool:
-        return bool(self.connects or self.pushes or self.withdrawals)
-
-
-@dataclass(frozen=True, slots=True)
 class SchedulerStatistics:
-    """Gauges, recounted from the jobs. `pushed_bytes`: of all writes that were done since the start."""
+    """Gauges, recounted from the jobs. `pushed_bytes`: of all writes that were done. Pages: of the first KV group."""
 
     waiting_jobs: int
     computing_jobs: int
@@ -64,6 +51,7 @@ class SchedulerStatistics:
     pushes_in_flight: int
     pages: PageCounts
     pushed_bytes: int = 0
+    prefixes: PrefixStatistics = field(default_factory=PrefixStatistics)
 
     @property
     def jobs(self) -> int:

@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -10,19 +9,23 @@ import grpc
 
 from engine.landing import LandingRows
 from engine.pages import PageCounts, PagePool
+from engine.prefix_index import PrefixChanges
 from engine.runner import Runner
-from engine.slab import SlabMemory
 from kv_transfer.grants import WriterBook
-from kv_transfer.offer import LayoutView, Slab
+from kv_transfer.offer import Slab
 from kv_transfer.plan import SourceMemory
-from kv_transfer.ports import PushResult, Sender
-from kv_transfer.pump import PumpFull, PumpStopped, SendLimits, SendPump
-from member.engine_thread import EngineThread
+from kv_transfer.ports import Sender
+from kv_transfer.pump import SendPump
+from kv_transfer.sending import SendingEnd
+from member.engine_thread import EngineThread, thread_for
 from member.inbox import Inbox
+from member.kv_layout import layout_view, registered
+from member.prefix_feed import PrefixFeed
+from member.prefix_gauges import identity_of, prefix_gauges
 from member.watch import MemberInfo, MemberLoad, MemberRole
 from prefill_svc import messages as m
 from prefill_svc.config import PrefillSettings
-from prefill_svc.plans import SchedulerStatistics, Transfers
+from prefill_svc.plans import SchedulerStatistics
 from prefill_svc.scheduler import PrefillScheduler
 from prefill_svc.servicer import Identity, PrefillServicer
 from prefill_svc.worker import PrefillWorker, StepReport, WorkerPorts
@@ -35,17 +38,22 @@ SERVICE_NAME = "tandem.pools.v1.PrefillService"
 ENGINE_STOP_S = 5.0
 #: Longest wait for a recount: a step runs meanwhile.
 CHECK_S = 30.0
-QUEUE_FULL = "queue_full"
 _IDLE = SchedulerStatistics(0, 0, 0, 0, 0, 0, 0, 0, PageCounts(0, 0, 0, 0, 0, 0, 0))
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a member is made of: how to load the model, how to make the sending end, and the model's name."""
+    """What a member is made of: how to load the model, how to make the sending end, and the model's name.
+
+    The last three make what runs beside the event loop.
+    """
 
     load_runner: Callable[[], Runner]
     make_sender: Callable[[str, Sequence[Slab]], Sender]
     model: str
+    make_inbox: Callable[[int], Inbox[m.Command]] = Inbox
+    make_engine: Callable[..., EngineThread] = thread_for
+    make_pump: Callable[..., SendPump] = SendPump
 
 
 class PrefillService:
@@ -57,18 +65,18 @@ class PrefillService:
         self._frame = frame
         self._settings = settings
         self._parts = parts
-        self._inbox: Inbox[m.Command] = Inbox(settings.inbox_messages)
+        self._inbox = parts.make_inbox(settings.inbox_messages)
         self._metrics = PrefillMetrics(frame.metrics)
         self._servicer = PrefillServicer(self._inbox, frame.tracing, self._observe)
+        self.prefixes = PrefixFeed()
         self._askers = itertools.count()
         self._recounts: dict[int, asyncio.Future[m.Recounted]] = {}
         self._statistics = _IDLE
         self._idle = asyncio.Event()
         self._closing = False
-        self._post_s = 0.0
         self._loop = asyncio.get_running_loop()
         self._engine: EngineThread | None = None
-        self._pump: SendPump | None = None
+        self._sending: SendingEnd | None = None
         self._worker: PrefillWorker | None = None
         self._info: MemberInfo | None = None
 
@@ -83,24 +91,30 @@ class PrefillService:
         runner = await asyncio.to_thread(self._parts.load_runner)
         context_tokens = min(runner.context_tokens, self._settings.context_tokens or runner.context_tokens)
         staging = LandingRows(self._settings.staging_rows, runner.vocabulary_size)
-        slabs = [_registered(slab) for slab in (*runner.slabs, staging.slab)]
-        page_tokens = tuple(group.page_tokens for group in runner.layout.groups)
-        source = SourceMemory(LayoutView(runner.layout.fingerprint, page_tokens), tuple(slabs[:-1]), slabs[-1])
-        self._pump = SendPump(
-            lambda: self._parts.make_sender(self._frame.name, slabs), self._pushed, self._frame.crashed, SendLimits()
+        slabs = [registered(slab) for slab in (*runner.slabs, staging.slab)]
+        groups = runner.layout.groups
+        source = SourceMemory(layout_view(runner.layout), tuple(slabs[:-1]), slabs[-1], self._settings.content)
+        sending = SendingEnd(
+            lambda: self._parts.make_sender(self._frame.name, slabs),
+            self._inbox.put_always,
+            lambda cause: self._metrics.push_failures.inc(1, cause),
+            self._frame.crashed,
+            self._parts.make_pump,
         )
-        await asyncio.to_thread(self._pump.start)
+        await asyncio.to_thread(sending.start)
+        self._sending = sending
         pools = [PagePool(slab.units) for slab in runner.slabs]
-        scheduler = PrefillScheduler(self._settings.scheduler_limits(context_tokens), pools, page_tokens, WriterBook())
-        ports = WorkerPorts(self._transfer, self._publish, self._report)
+        keys = runner.layout.prefix_keys if self._settings.prefix_cache else None
+        limits = self._settings.scheduler_limits(context_tokens)
+        scheduler = PrefillScheduler(limits, pools, groups, WriterBook(), keys)
+        ports = WorkerPorts(sending.transfer, self._publish, self._report)
         self._worker = PrefillWorker(runner, staging, scheduler, self._inbox, ports)
-        self._engine = EngineThread(
-            self._worker.turn, self._inbox, on_crash=self._frame.crashed, next_wake=self._worker.next_wake
-        )
+        self._engine = self._parts.make_engine(self._worker, self._inbox, self._frame.crashed)
         self._statistics = scheduler.statistics()
         self._info = self._describe(runner, pools[0].usable_pages, context_tokens)
         self._servicer.open(Identity(self._frame.name, self._frame.incarnation, runner.layout.model_snapshot), source)
         self._metrics.gauges_from(self._gauges)
+        self._metrics.model_parts_from(lambda: runner.statistics().model_part_seconds)
         self._engine.start()
 
     def info(self) -> MemberInfo:
@@ -153,8 +167,8 @@ class PrefillService:
             self._inbox.put_always(m.Close(expel=True))
             await self._until_idle()
             await asyncio.to_thread(self._engine.stop, ENGINE_STOP_S)
-        if self._pump is not None:
-            await asyncio.to_thread(self._pump.close)
+        if self._sending is not None:
+            await asyncio.to_thread(self._sending.close)
 
     async def _until_idle(self) -> None:
         """Ask for a recount as a marker: what it finds is true after every earlier command."""
@@ -165,23 +179,8 @@ class PrefillService:
 
     # ---- called on the engine thread
 
-    def _transfer(self, transfers: Transfers) -> None:
-        pump = self._pump
-        assert pump is not None
-        try:
-            for endpoint in transfers.connects:
-                pump.connect(endpoint)
-            pump.withdraw(transfers.withdrawals)
-        except PumpStopped as error:
-            self._frame.crashed(error)
-        for push in transfers.pushes:
-            try:
-                pump.submit(push)
-            except (PumpFull, PumpStopped) as error:
-                self._pushed([PushResult(push.push_id, False, QUEUE_FULL, str(error))])
-
-    def _publish(self, outputs: list[m.Output], statistics: SchedulerStatistics) -> None:
-        self._loop.call_soon_threadsafe(self._deliver, outputs, statistics)
+    def _publish(self, outputs: list[m.Output], statistics: SchedulerStatistics, prefixes: PrefixChanges) -> None:
+        self._loop.call_soon_threadsafe(self._deliver, outputs, statistics, prefixes)
 
     def _report(self, step: StepReport) -> None:
         self._metrics.step.observe(step.seconds)
@@ -189,20 +188,11 @@ class PrefillService:
         self._metrics.step_sequences.observe(step.scheduled_sequences)
         self._metrics.computed_tokens.inc(step.scheduled_tokens)
 
-    # ---- called on the transfer thread
-
-    def _pushed(self, results: list[PushResult]) -> None:
-        spent_s = self._pump.statistics().post_seconds if self._pump else 0.0
-        post_s, self._post_s = max(0.0, spent_s - self._post_s), spent_s
-        self._inbox.put_always(m.Pushed(tuple(results), post_s, time.monotonic()))
-        for result in results:
-            if not result.ok:
-                self._metrics.push_failures.inc(1, result.cause)
-
     # ---- called on the event loop
 
-    def _deliver(self, outputs: list[m.Output], statistics: SchedulerStatistics) -> None:
+    def _deliver(self, outputs: list[m.Output], statistics: SchedulerStatistics, prefixes: PrefixChanges) -> None:
         self._statistics = statistics
+        self.prefixes.put(prefixes)
         for output in outputs:
             if isinstance(output, m.Recounted):
                 waiting = self._recounts.get(output.asker)
@@ -233,18 +223,20 @@ class PrefillService:
 
     def _gauges(self) -> PrefillGauges:
         now, pages = self._statistics, self._statistics.pages
-        engine, pump = self._engine, self._pump
+        engine, sending = self._engine, self._sending
         states = ("free", "owned", "cached", "granted", "quarantined", "pinned")
         return PrefillGauges(
             running_sequences=now.computing_jobs,
             waiting_sequences=now.waiting_jobs,
             waiting_tokens=now.waiting_tokens,
             pages={state: getattr(pages, state) for state in states},
-            kv_used_ratio=1 - pages.free / pages.total if pages.total else 0.0,
+            kv_used_ratio=1 - (pages.free + pages.cached) / pages.total if pages.total else 0.0,
             open_grants=now.jobs,
             pushes_in_flight=now.pushes_in_flight,
-            remote_agents=pump.statistics().peers if pump else 0,
+            remote_agents=sending.statistics().peers if sending else 0,
             pushed_bytes=now.pushed_bytes,
+            cached_tokens=now.prefixes.hit_tokens,
+            prefix=prefix_gauges(now.prefixes),
             inbox_messages=self._inbox.statistics().waiting,
             engine_busy_ratio=engine.statistics().busy_ratio if engine else 0.0,
         )
@@ -264,8 +256,5 @@ class PrefillService:
             vocabulary_size=runner.vocabulary_size,
             max_sequences=self._settings.max_jobs,
             max_queued_tokens=self._settings.max_queued_tokens,
+            prefix_identity=identity_of(runner.layout.prefix_keys if self._settings.prefix_cache else None),
         )
-
-
-def _registered(slab: SlabMemory) -> Slab:
-    return Slab(slab.address, slab.size_bytes, slab.unit_bytes)

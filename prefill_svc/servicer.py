@@ -1,19 +1,19 @@
 """The gRPC edge of a prefill member. Protobuf stops here."""
 
 import asyncio
-import itertools
 import logging
-import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
 from kv_transfer.offer import BadGrant, LayoutMismatch, grant_from_proto
 from kv_transfer.plan import SourceMemory, plan
+from lifecycle.prefix_keys import SALT_BYTES
 from lifecycle.record import AttemptKey
+from member.drain_door import DrainDoor
 from member.inbox import Inbox, InboxFull
 from prefill_svc import messages as m
-from rpc.status import abort, unavailable
+from rpc import clocks
 from tandem.pools.v1 import prefill_pb2 as pb
 from tandem.pools.v1 import prefill_pb2_grpc as pb_grpc
 from telemetry import logs, names
@@ -21,9 +21,6 @@ from telemetry.tracing import MAX_EVENTS, SpanEvent, Tracing, unix_seconds
 
 _LOG = logging.getLogger("prefill")
 
-RETRY_AFTER_S = 0.2
-#: Longest wait for the writes of one grant to end; whoever asked may ask again.
-DRAIN_S = 15.0
 #: Causes that are nobody's failure: the request ended, and its prefill with it.
 NOT_WANTED = frozenset({m.ABANDONED, m.REVOKED})
 
@@ -86,13 +83,13 @@ class PrefillServicer(pb_grpc.PrefillServiceServicer):
         self._tracing = tracing
         self._observe = observe
         self._calls: dict[str, _Call] = {}
-        self._askers = itertools.count()
-        self._answers: dict[int, asyncio.Future[m.Drained]] = {}
+        self._drains = DrainDoor(lambda grant_id, asker: inbox.put_nowait(m.Drain(grant_id, asker)))
 
     def open(self, identity: Identity, source: SourceMemory) -> None:
         """The model is loaded: calls may come."""
         self._identity = identity
         self._source = source
+        self._drains.open(identity.member, identity.incarnation)
 
     @property
     def open_calls(self) -> int:
@@ -103,15 +100,13 @@ class PrefillServicer(pb_grpc.PrefillServiceServicer):
         """Called on the event loop with each output of the engine that some call waits for."""
         self._observe(output)
         if isinstance(output, m.Drained):
-            answer = self._answers.get(output.asker)
-            if answer is not None and not answer.done():
-                answer.set_result(output)
+            self._drains.answered(output.asker, output.committed)
         elif (call := self._calls.get(output.grant_id)) is not None:
             call.put(output)
 
     async def Prefill(self, request: pb.PrefillRequest, context: Any) -> AsyncIterator[pb.PrefillResponse]:  # noqa: N802
         """One job: accepted, progress, then committed or failed. Ending the call early gives the job up."""
-        arrived_at = time.monotonic()
+        arrived_at = clocks.monotonic()
         logs.bind(request_id=request.key.request_id, attempt=request.key.attempt, traceparent=request.traceparent)
         submit = self._parse(request)
         if isinstance(submit, m.Failed):
@@ -138,21 +133,7 @@ class PrefillServicer(pb_grpc.PrefillServiceServicer):
 
     async def Drain(self, request: pb.DrainRequest, context: Any) -> pb.DrainResponse:  # noqa: N802
         """Answers when no write for the grant is in flight and none will start."""
-        if request.incarnation != self._identity.incarnation:
-            return pb.DrainResponse(state=pb.DRAIN_STATE_WRONG_INCARNATION)
-        asker = next(self._askers)
-        answer = self._answers[asker] = asyncio.get_running_loop().create_future()
-        try:
-            self._inbox.put_nowait(m.Drain(bytes(request.grant_id).hex(), asker))
-            async with asyncio.timeout(DRAIN_S):
-                drained = await answer
-        except TimeoutError:
-            await abort(context, unavailable(f"{self._identity.member} still writes into the grant", "STILL_WRITING"))
-        except InboxFull as error:
-            await abort(context, unavailable(f"{self._identity.member}: {error}", "INBOX_FULL", retry_after_s=RETRY_AFTER_S))
-        finally:
-            del self._answers[asker]
-        return pb.DrainResponse(state=pb.DRAIN_STATE_COMMITTED if drained.committed else pb.DRAIN_STATE_DRAINED)
+        return await self._drains.drain(request, context)
 
     def _parse(self, request: pb.PrefillRequest) -> m.Submit | m.Failed:
         grant_id = bytes(request.grant.grant_id).hex()
@@ -162,6 +143,9 @@ class PrefillServicer(pb_grpc.PrefillServiceServicer):
             return m.Failed(grant_id, m.UNKNOWN_MODEL, f"{self._identity.member} serves {self._identity.model_snapshot}")
         if not request.prompt_token_ids:
             return m.Failed(grant_id, m.BAD_GRANT, "prompt_token_ids is empty")
+        if len(request.tenant_salt) not in (0, SALT_BYTES):
+            problem = f"tenant_salt must be {SALT_BYTES} bytes, got {len(request.tenant_salt)}"
+            return m.Failed(grant_id, m.BAD_GRANT, problem)
         try:
             handover = plan(grant_from_proto(request.grant, self._source.layout), self._source)
         except LayoutMismatch as error:
@@ -174,6 +158,7 @@ class PrefillServicer(pb_grpc.PrefillServiceServicer):
             prompt_token_ids=tuple(request.prompt_token_ids),
             priority=request.priority,
             remaining_s=request.remaining_s if request.HasField("remaining_s") else None,
+            salt=bytes(request.tenant_salt),
         )
 
     def _trace(
@@ -205,7 +190,7 @@ class PrefillServicer(pb_grpc.PrefillServiceServicer):
             names.SPAN_PREFILL,
             parent=parent or None,
             start_s=unix_seconds(arrived_at),
-            end_s=time.time(),
+            end_s=clocks.wall(),
             attributes=attributes,
             events=[SpanEvent(names.EVENT_CHUNK, unix_seconds(at), {names.COMPUTED_TOKENS: tokens}) for at, tokens in chunks],
             ok=not error,
@@ -218,7 +203,8 @@ def _response(output: m.Output) -> pb.PrefillResponse:
         case m.Accepted():
             return pb.PrefillResponse(accepted=pb.PrefillAccepted(queued_tokens=output.queued_tokens))
         case m.Progress():
-            return pb.PrefillResponse(progress=pb.PrefillProgress(computed_tokens=output.computed_tokens))
+            progress = pb.PrefillProgress(computed_tokens=output.computed_tokens, cached_tokens=output.cached_tokens)
+            return pb.PrefillResponse(progress=progress)
         case m.Committed():
             figures = output.figures
             return pb.PrefillResponse(

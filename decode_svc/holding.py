@@ -1,0 +1,66 @@
+"""What one seat or one open grant holds of a decode member's memory: values. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+
+class NoPages(Exception):
+    """The promise can not be made now. Nothing was changed. `wanted`, `available`: pages of the shortest group."""
+
+    def __init__(self, wanted: int, available: int) -> None:
+        super().__init__(f"{wanted} pages are needed and {available} are neither used nor promised")
+        self.wanted = wanted
+        self.available = available
+
+
+class NoLandingRow(Exception):
+    """Every landing row is held. Nothing was changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a seat's pages are to hold, of which a front may be here. `most_tokens`: no more is taken from the cache."""
+
+    salt: bytes
+    token_ids: Sequence[int]
+    most_tokens: int
+
+
+@dataclass(slots=True)
+class Holding:
+    """Pages of one seat, one table per KV group; a table is only ever appended to.
+
+    promised: pages not taken yet, per group; `tokens`: what they were promised for. gone: null pages at the front of each table,
+    in place of those that left a window.
+
+    salt: the tenant's; empty: the seat has nothing to do with the prefix cache. keys: names of its full pages, as far as they
+    were made. indexed: so many pages at the front can be found by their keys.
+    """
+
+    holder: str
+    tables: tuple[list[int], ...]
+    promised: list[int]
+    tokens: int
+    gone: list[int]
+    salt: bytes = b""
+    keys: list[bytes] = field(default_factory=list)
+    indexed: int = 0
+
+    def live(self, group: int) -> int:
+        """Pages held in a group."""
+        return len(self.tables[group]) - self.gone[group]
+
+    @property
+    def pages(self) -> int:
+        """Pages held, all groups."""
+        return sum(len(table) for table in self.tables) - sum(self.gone)
+
+
+@dataclass(slots=True)
+class Held:
+    """What one open grant keeps away from everybody else until its writer has stopped. gone: as in Holding."""
+
+    landing_row: int | None
+    pages: int
+    gone: tuple[int, ...]
+    quarantined: bool = field(default=False, init=False)

@@ -1,0 +1,126 @@
+"""What a seat's stream has sent, kept for a router that takes the seat over: bounded, numbered, byte for byte. Pure.
+
+What is not kept any more, or not wanted, is told as sums: the tokens chosen by then, how many of them were returned, how much
+text was sent. Tokens are kept as 4 bytes each for as long as the seat lives.
+"""
+
+from array import array
+from collections import deque
+from dataclasses import dataclass
+
+from decode_svc.stream_log import Published
+from engine.log_probs import TokenLogProb
+from engine.sequence_spec import Earlier
+
+#: Counted for each output beside its bytes.
+ENTRY_BYTES = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """One output as it was sent. `number` is None when it took none. `published`: when what was returned is to be told whole."""
+
+    number: int | None
+    data: bytes
+    selected: int
+    returned: int
+    text_bytes: int
+    held_log_probs: tuple[TokenLogProb, ...] = ()
+    published: Published | None = None
+
+    @property
+    def cost_bytes(self) -> int:
+        """What it takes from the bound."""
+        return len(self.data) + ENTRY_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What comes again: `outputs`, the first of which has `next_sequence_no`, after tokens, ids and text told before it.
+
+    held_log_probs: of the last of token_ids, beyond returned_tokens, when the request wants any. returned: what the outputs
+    before brought, when it is to be told whole.
+    """
+
+    next_sequence_no: int
+    token_ids: tuple[int, ...]
+    returned_tokens: int
+    text_bytes: int
+    outputs: tuple[bytes, ...]
+    held_log_probs: tuple[TokenLogProb, ...] = ()
+    returned: tuple[Published, ...] = ()
+
+
+class ReplayLog:
+    """`limit_bytes` of outputs; the oldest go first. `earlier`: what attempts before this seat had told.
+
+    whole: what outputs returned is kept, once, when they are dropped; it is as long as the output.
+    """
+
+    def __init__(self, limit_bytes: int, earlier: Earlier, *, whole: bool = False) -> None:
+        self.whole = whole
+        self._dropped: list[Published] = []
+        self._limit_bytes = limit_bytes
+        self._tokens = array("I", earlier.token_ids)
+        self._kept: deque[Sent] = deque()
+        self.kept_bytes = 0
+        self._before = _Sums(len(earlier.token_ids), earlier.returned_tokens, earlier.text_bytes, earlier.held_log_probs)
+
+    def add(self, sent: Sent, selected_ids: tuple[int, ...]) -> None:
+        """One output is being sent; `selected_ids` are the tokens that it tells."""
+        self._tokens.extend(selected_ids)
+        self._kept.append(sent)
+        self.kept_bytes += sent.cost_bytes
+        self.shrink(self._limit_bytes)
+
+    def shrink(self, limit_bytes: int) -> None:
+        """Keep at most `limit_bytes`."""
+        while self.kept_bytes > limit_bytes:
+            oldest = self._kept.popleft()
+            self.kept_bytes -= oldest.cost_bytes
+            self._before = self._before.plus(oldest)
+            if oldest.published is not None:
+                self._dropped.append(oldest.published)
+
+    def replay(self, wanted: int, next_sequence_no: int) -> Replay:
+        """Everything from the event `wanted` on, or from the oldest that is kept. `next_sequence_no`: of what is not sent yet.
+
+        Outputs without a number come again only after one that has one.
+        """
+        before, skipped = self._before, 0
+        for sent in self._kept:
+            if sent.number is not None and sent.number >= wanted:
+                break
+            before = before.plus(sent)
+            skipped += 1
+        outputs = list(self._kept)[skipped:]
+        first = outputs[0].number if outputs else None
+        return Replay(
+            next_sequence_no=next_sequence_no if first is None else first,
+            token_ids=tuple(self._tokens[: before.selected]),
+            returned_tokens=before.returned,
+            text_bytes=before.text_bytes,
+            outputs=tuple(sent.data for sent in outputs),
+            held_log_probs=before.held_log_probs,
+            returned=(*self._dropped, *(sent.published for sent in list(self._kept)[:skipped] if sent.published is not None)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Sums:
+    selected: int
+    returned: int
+    text_bytes: int
+    held_log_probs: tuple[TokenLogProb, ...]
+
+    def plus(self, sent: Sent) -> "_Sums":
+        selected, returned = self.selected + sent.selected, self.returned + sent.returned
+        held = self.held_log_probs
+        if held or sent.held_log_probs:
+            held = still_held(held + sent.held_log_probs, selected - returned)
+        return _Sums(selected, returned, self.text_bytes + sent.text_bytes, held)
+
+
+def still_held(log_probs: tuple[TokenLogProb, ...], unreturned: int) -> tuple[TokenLogProb, ...]:
+    """Those of the last tokens, of which so many are not returned: tokens are returned in the order of choosing."""
+    return log_probs[max(0, len(log_probs) - unreturned) :] if unreturned else ()
