@@ -1,22 +1,26 @@
 """One try at serving a request: ticket, seat, prefill, relay. What it holds goes back on every way out."""
 
+import asyncio
 import logging
 import random
-import time
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lifecycle.finish import Cause, Ending, FinishReason
 from lifecycle.record import AttemptKey
-from lifecycle.states import Event
+from lifecycle.states import Event, State
 from router.admission import Admitted, Place
 from router.client_messages import started
 from router.ledger import StoreRefused
-from router.pool_messages import Dispatch, SeatEnd, open_message, prefill_message
+from router.moving import Source
+from router.pool_messages import Dispatch, Output, Resume, SeatEnd, open_message, prefill_message
 from router.prefill_call import PrefillCall, PrefillFailure, PrefillListener, prefill_at
-from router.seat import Committed, Granted, Output, Seat, SeatLost, SeatRefused, open_seat
+from router.seat import DUPLICATE_ATTEMPT, PREFIX_GONE, Committed, Granted, Paused, Seat, SeatLost, SeatRefused, seat_stream
 from router.stop import Stopped
 from router.store import Reservations
+from router.takeover import Takeover
+from rpc import clocks
 
 if TYPE_CHECKING:
     from router.route import Route
@@ -27,6 +31,8 @@ _log = logging.getLogger(__name__)
 _PREFILL_WORD_S = 0.25
 #: Pause before the store is asked again for a budget that other routers hold, doubled by chance.
 _SHORT_S = 0.05
+#: The ending of a prompt that a model can not compute.
+MODEL_FAILED = Ending(FinishReason.MODEL_ERROR, Cause.MODEL_FAILED)
 #: Causes of an Ended before the commit after which another attempt makes sense.
 _REPEATABLE = frozenset({Cause.PREFILL_LOST, Cause.PREFILL_FAILED, Cause.HANDOVER_FAILED})
 
@@ -40,6 +46,7 @@ class Again:
     cause: Cause
     avoid: tuple[str, ...] = ()
     wait_s: float = 0.0
+    source: Source | None = None
 
 
 class Attempt:
@@ -50,50 +57,113 @@ class Attempt:
         self._place = place
         self._cell = route.cell
         self._progress = route.progress
-        self._key = AttemptKey(route.request.request_id, route.record.attempt)
+        self._pausing = False
 
     async def run(self) -> Ending | Again:
-        """From the ticket to the seat's end. Raises Stopped when the request has to end before it has a seat."""
-        async with self._cell.admission.ticket(self._place, self._route.stop) as admitted:
+        """From the ticket to the seat's end, with the record made before it if it is not there yet.
+
+        Raises Stopped when the request has to end before it has a seat, and what `Ledger.create` raises.
+        """
+        route = self._route
+        async with self._cell.admission.ticket(self._place, route.stop) as admitted, AsyncExitStack() as stack:
+            seat = None
             holds = Reservations(admitted.placement, admitted.claims)
             try:
-                shortage = await self._route.ledger.admit(holds)
+                if not route.ledger.created:
+                    # The stream comes about while the store is asked.
+                    seat = await self._reach(admitted, stack)
+                    shortage = await route.ledger.begin(holds)
+                else:
+                    shortage = await route.ledger.admit(holds)
             except StoreRefused as refusal:
                 _log.error("%s", refusal)
                 return Ending(FinishReason.TRANSPORT_ERROR, Cause.STORE_LOST)
             if shortage is not None:
                 return Again(None, Cause.NONE, wait_s=_SHORT_S * random.uniform(1.0, 2.0))
-            self._progress.new_attempt()
+            self._progress.new_attempt(moved=admitted.moved)
             self._progress.admitted()
             self._cell.metrics.attempts.inc()
-            return await self._sit(admitted)
+            self._cell.metrics.placements.inc(1, _way(admitted))
+            if seat is None or seat.over:  # a member waits for its first message for some seconds only
+                seat = await self._reach(admitted, stack)
+            return await self._sit(admitted, seat, stack)
 
-    async def _sit(self, admitted: Admitted) -> Ending | Again:
-        """The seat, from Open to its end."""
-        first_sequence_no = max(1, self._progress.next_sequence_no)
-        dispatch, limits, timeout_s = self._dispatch(), self._cell.limits.seat, self._hop_timeout_s()
-        opening = open_message(dispatch, admitted.decode, admitted.prefill, first_sequence_no)
-        async with open_seat(admitted.decode, opening, limits, traceparent=dispatch.traceparent, timeout_s=timeout_s) as seat:
-            self._route.seat = seat
+    async def take_over(self, takeover: Takeover) -> Ending | Again:
+        """From another router's open seat to its end."""
+        seat, admitted, route = takeover.seat, self._place.admitted, self._route
+        async with takeover.stack as stack:
+            route.seat = seat
             try:
-                with self._route.stop.tells(lambda ending: self._leave(seat, ending)):
-                    return await self._seated(admitted, seat, await seat.granted())
-            except (SeatRefused, SeatLost) as refusal:
-                return self._refused(admitted.placement.decode_member, refusal)
+                with route.stop.tells(lambda ending: self._leave(seat, ending)):
+                    outcome = await self._taken_over(takeover, admitted)
             finally:
-                self._route.seat = None
+                route.seat = None
+            return self._moves(seat, stack.pop_all(), outcome) if isinstance(outcome, Paused) else outcome
 
-    async def _seated(self, admitted: Admitted, seat: Seat, granted: Granted) -> Ending | Again:
-        """A seat was given: the prompt is computed there, or elsewhere and handed over."""
+    async def _taken_over(self, takeover: Takeover, admitted: Admitted | None) -> Ending | Again | Paused:
+        route, seat, adopted = self._route, takeover.seat, takeover.adopted
+        if admitted is not None:
+            self._cell.admission.seated(admitted)
+        route.clocks.admitted()
+        if adopted.committed is not None:
+            self._committed(adopted.committed)
+        elif adopted.opening.HasField("prefill"):
+            # The call to the prefill member went with the other router. A hand-over that is complete all the same goes on.
+            self._prefill_failed(seat, PrefillFailure(Cause.PREFILL_LOST, "router_lost", retryable=True))
+        return await self._follow(seat)
+
+    async def _reach(self, admitted: Admitted, stack: AsyncExitStack) -> Seat:
+        """A stream to the decode member, closed with the stack."""
+        stream = seat_stream(
+            admitted.decode,
+            self._cell.limits.seat,
+            traceparent=self._route.record.traceparent,
+            timeout_s=self._hop_timeout_s(),
+        )
+        return await stack.enter_async_context(stream)
+
+    async def _sit(self, admitted: Admitted, seat: Seat, stack: AsyncExitStack) -> Ending | Again:
+        """The seat, from Open to its end; its stream is closed with the stack."""
+        first_sequence_no, hold_s = max(1, self._progress.next_sequence_no), self._cell.limits.seat.hold_s
+        source = self._source(admitted)
+        writer = source.member if source is not None else admitted.prefill
+        moved = source is not None
+        opening = open_message(
+            self._dispatch(),
+            admitted.decode,
+            writer,
+            first_sequence_no,
+            hold_s=hold_s,
+            moved=moved,
+            most_computed_tokens=admitted.most_computed_tokens,
+        )
+        seat.open(opening)
+        self._route.seat = seat
+        try:
+            with self._route.stop.tells(lambda ending: self._leave(seat, ending)):
+                outcome = await self._seated(admitted, seat, await seat.granted(), source)
+        except (SeatRefused, SeatLost) as refusal:
+            return self._refused(admitted, refusal)
+        finally:
+            self._route.seat = None
+        if isinstance(outcome, Paused):
+            return self._moves(seat, stack.pop_all(), outcome)
+        return outcome
+
+    async def _seated(self, admitted: Admitted, seat: Seat, granted: Granted, source: Source | None) -> Ending | Again | Paused:
+        """A seat was given: the prompt is computed there, or elsewhere and handed over, or the KV comes from `source`."""
         route = self._route
         self._cell.admission.seated(admitted)
         route.clocks.admitted()
-        self._progress.decode_cached_tokens = granted.cached_tokens
+        if source is None:
+            self._progress.decode_cached_tokens = granted.cached_tokens
+        route.record.decode_incarnation = admitted.decode.info.incarnation
         route.ledger.advance(Event.SENT)
-        if self._progress.next_sequence_no == 0:
-            route.stream.put(started(route.request, 0))
-            self._progress.next_sequence_no = 1
+        if source is not None:
+            self._tell_started()
+            return await self._moved(seat, source, granted)
         if admitted.prefill is None or granted.grant is None:
+            self._tell_started()
             return await self._follow(seat)
         dispatch, timeout_s = self._dispatch(), self._hop_timeout_s()
         request = prefill_message(dispatch, admitted.prefill, granted.grant)
@@ -104,59 +174,113 @@ class Attempt:
         async with prefill_at(
             admitted.prefill, request, listener, traceparent=dispatch.traceparent, timeout_s=timeout_s
         ) as prefill:
+            self._tell_started()  # the prompt goes first: nobody waits for this event as for the first token
             with route.stop.tells(lambda ending: prefill.cut(ending.reason.value)):
                 return await self._handed_over(seat, prefill)
 
-    async def _handed_over(self, seat: Seat, prefill: PrefillCall) -> Ending | Again:
+    def _tell_started(self) -> None:
+        if self._progress.next_sequence_no == 0:
+            self._route.stream.put(started(self._route.request, 0))
+            self._progress.next_sequence_no = 1
+
+    async def _handed_over(self, seat: Seat, prefill: PrefillCall) -> Ending | Again | Paused:
         outcome = await self._follow(seat)
         if self._progress.committed is not None:
             self._progress.prefill = await prefill.settled(_PREFILL_WORD_S)
+        self._progress.prefill_cached_tokens = prefill.cached_tokens
         return outcome
 
-    async def _follow(self, seat: Seat) -> Ending | Again:
-        """Reads the seat to its end."""
+    async def _moved(self, seat: Seat, source: Source, granted: Granted) -> Ending | Again | Paused:
+        """The seat that is left writes the KV; it ends when this one has it, or when this one has come to nothing."""
+        push = asyncio.create_task(self._push(seat, source, granted), name=f"move to {seat.member.name}")
+        try:
+            return await self._follow(seat)
+        finally:
+            await self._route.leave_source()
+            await asyncio.wait([push])
+
+    async def _push(self, seat: Seat, source: Source, granted: Granted) -> None:
+        done = await source.push(granted.grant)
+        self._cell.metrics.moves.inc(1, "ok" if done.ok else "failed")
+        if not done.ok:
+            self._prefill_failed(seat, PrefillFailure(Cause.HANDOVER_FAILED, done.cause, retryable=True))
+
+    async def _follow(self, seat: Seat) -> Ending | Again | Paused:
+        """Reads the seat to its end, or until its sequence stands still."""
         try:
             while True:
                 event = await seat.read()
                 if isinstance(event, Output):
                     await self._relay(event)
+                    self._look_after(seat)
                 elif isinstance(event, Committed):
                     self._committed(event)
+                    self._look_after(seat)
+                elif isinstance(event, Paused):
+                    return event
+                elif isinstance(event, Granted) and self._route.takeover is not None:
+                    self._progress.decode_cached_tokens = event.cached_tokens
                 elif isinstance(event, SeatEnd):
+                    if event.last is not None:
+                        await self._relay(event.last)
                     return self._ended(event)
                 else:
                     raise SeatLost(f"{type(event).__name__} out of turn")
         except (SeatLost, SeatRefused) as lost:
+            if isinstance(lost, SeatLost) and lost.adopted:
+                await self._route.ledger.seat_taken()
             return self._lost(lost)
+
+    def _look_after(self, seat: Seat) -> None:
+        """A member that drains is left while it still can be, when another one has room."""
+        if not seat.member.load.draining or self._pausing or self._route.stop.ending is not None:
+            return
+        if self._cell.admission.could_move(self._place, self._progress.selected_tokens):
+            self._pausing = True
+            seat.pause()
+
+    def _moves(self, seat: Seat, stack: AsyncExitStack, paused: Paused) -> Ending | Again:
+        """The sequence stands still: the next attempt takes it from here."""
+        progress, place, admission = self._progress, self._place, self._cell.admission
+        progress.paused(paused.selected, paused.held_log_probs)
+        source = Source(seat, stack, paused, lambda: admission.not_moved(place))
+        return Again(Event.DECODE_LOST, Cause.MOVED, source=source)
+
+    def _source(self, admitted: Admitted) -> Source | None:
+        """The seat that this attempt's KV is to come from; None when it is to be computed."""
+        source = self._route.source
+        return source if admitted.moved and source is not None and source.usable else None
 
     async def _relay(self, output: Output) -> None:
         """Passes one output on as it is. While the client's buffer is full the seat is not read: decode pauses."""
         progress, stream, stop = self._progress, self._route.stream, self._route.stop
-        now = time.monotonic()
+        now = clocks.monotonic()
         if progress.last_output_at:
             self._cell.metrics.inter_token.observe(now - progress.last_output_at)
         progress.output(output, now)
         if not output.response:
             return
-        while stream.full and not stream.gone and stop.ending is None:
+        while (full := stream.full) and not stream.gone and stop.ending is None:
             try:
                 await stop.until(stream.changed())
             except Stopped:
                 break
-        if stream.full or stream.gone or progress.gap:
+        if full or stream.gone or progress.gap:
             progress.discarded(output)
             return
         stream.put(output.response, output.text_bytes)
         progress.next_sequence_no = output.next_sequence_no
 
     def _committed(self, event: Committed) -> None:
-        progress, now = self._progress, time.monotonic()
-        progress.committed = event
+        progress, now = self._progress, clocks.monotonic()
+        progress.committed, progress.decoding_since = event, now
         if not progress.first_token_at:
             progress.first_token_at = now
             self._route.clocks.first_token(now)
         self._cell.admission.committed(self._place)
-        self._route.ledger.advance(Event.COMMITTED)
+        if self._route.record.state is State.PREFILLING:  # a request from another router may be further
+            self._route.ledger.advance(Event.COMMITTED)
+        self._route.source_served()
 
     def _ended(self, event: SeatEnd) -> Ending | Again:
         progress, record = self._progress, self._route.record
@@ -169,6 +293,8 @@ class Attempt:
             return self._after_prefill(progress.prefill_failure)
         if progress.committed is None and event.ending.cause in _REPEATABLE:
             return Again(Event.PREFILL_LOST, event.ending.cause, self._prefill_names())
+        if event.ending.reason is FinishReason.TRANSPORT_ERROR:  # it could not go on; another member can
+            return self._decode_lost(event.ending.cause.value)
         return self._route.named(event.ending)
 
     def _lost(self, lost: Exception) -> Ending | Again:
@@ -177,18 +303,32 @@ class Attempt:
             return self._route.stop.ending
         if progress.committed is None and progress.prefill_failure is not None:
             return self._after_prefill(progress.prefill_failure)
-        _log.warning("decode member %s is lost: %s", self._route.record.decode_member, lost)
-        return Ending(FinishReason.TRANSPORT_ERROR, Cause.DECODE_LOST)
+        return self._decode_lost(str(lost))
 
-    def _refused(self, name: str, refusal: Exception) -> Ending | Again:
+    def _decode_lost(self, why: str) -> Ending | Again:
+        """The seat is gone before its end: another member goes on from what was told, unless the client missed some of it."""
+        name = self._route.record.decode_member
+        _log.warning("decode member %s is lost: %s", name, why)
+        if self._progress.gap:
+            return Ending(FinishReason.TRANSPORT_ERROR, Cause.DECODE_LOST)
+        return Again(Event.DECODE_LOST, Cause.DECODE_LOST, (name,))
+
+    def _refused(self, admitted: Admitted, refusal: Exception) -> Ending | Again:
         """No seat: back to the queue, unless no other member could give one either."""
+        name = admitted.placement.decode_member
         if self._route.stop.ending is not None:
             return self._route.stop.ending
+        if isinstance(refusal, SeatRefused) and refusal.reason == PREFIX_GONE:
+            self._cell.metrics.placements.inc(1, "prefix_gone")
+            self._cell.admission.refute(admitted, self._place)
+            return Again(Event.REFUSED, Cause.NO_MEMBER)
         self._cell.metrics.refusals.inc(1, "member_refused")
         _log.info("decode member %s gave no seat: %s", name, refusal)
         if isinstance(refusal, SeatRefused) and not refusal.retryable:
             return Ending(FinishReason.TRANSPORT_ERROR, Cause.NO_MEMBER)
-        return Again(Event.REFUSED, Cause.NO_MEMBER, (name,))
+        # A member that has this attempt already may well seat the next one.
+        duplicate = isinstance(refusal, SeatRefused) and refusal.reason == DUPLICATE_ATTEMPT
+        return Again(Event.REFUSED, Cause.NO_MEMBER, () if duplicate else (name,))
 
     def _prefill_failed(self, seat: Seat, failure: PrefillFailure) -> None:
         """The hand-over will not be completed: decode is told, and its Ended starts the next attempt."""
@@ -198,32 +338,50 @@ class Attempt:
             seat.prefill_lost(failure.cause.value)
 
     def _after_prefill(self, failure: PrefillFailure) -> Ending | Again:
+        cause = Cause.MODEL_FAILED if failure.label == "model_error" else failure.cause
         if failure.retryable:
-            return Again(Event.PREFILL_LOST, failure.cause, self._prefill_names())
-        if failure.label == "model_error":
-            return Ending(FinishReason.MODEL_ERROR, Cause.MODEL_FAILED)
-        return Ending(FinishReason.TRANSPORT_ERROR, failure.cause)
+            return Again(Event.PREFILL_LOST, cause, self._prefill_names())
+        if cause is Cause.MODEL_FAILED:
+            return MODEL_FAILED
+        return Ending(FinishReason.TRANSPORT_ERROR, cause)
 
     def _leave(self, seat: Seat, ending: Ending) -> None:
-        """The request has to end: the member is told why, in the words of the port."""
-        self._progress.cancel_sent_at = time.monotonic()
-        if ending.cause is Cause.CLIENT_GONE:
-            seat.cancel(ending.cause.value)
-        elif ending.reason is FinishReason.DEADLINE_EXCEEDED:
-            seat.cancel(ending.reason.value)
-        else:
-            seat.cancel(FinishReason.CANCELLED.value)
+        """The request has to end: the member is told why, in the words of the port. If another router has the request, it has
+        the seat too."""
+        if self._route.ledger.disowned:
+            seat.cut("another router has the request")
+            return
+        self._progress.cancel_sent_at = clocks.monotonic()
+        seat.cancel(ending.cause.value)
 
     def _prefill_names(self) -> tuple[str, ...]:
         name = self._route.record.prefill_member
         return (name,) if name else ()
 
     def _dispatch(self) -> Dispatch:
-        route = self._route
-        return Dispatch(self._key, route.request, route.arrival.deadlines, route.record.traceparent, time.monotonic())
+        route, progress, now = self._route, self._progress, clocks.monotonic()
+        resume = Resume(
+            output_token_ids=tuple(progress.output_token_ids),
+            sent_text_bytes=progress.text_bytes,
+            returned_tokens=progress.returned_tokens,
+            since_last_token_s=now - progress.last_output_at if progress.last_output_at else None,
+            held_log_probs=progress.held_log_probs,
+            returned=whole.returned() if (whole := route.stream.whole_before(route.stream.log.next_no)) is not None else b"",
+        )
+        key = AttemptKey(route.request.request_id, route.record.attempt)
+        return Dispatch(key, route.request, route.arrival.deadlines, route.record.traceparent, now, resume)
 
     def _hop_timeout_s(self) -> float | None:
         """A last resort for a member that ignores its clocks: what is left of the overall clock, and the cancel's grace."""
         deadlines = self._route.arrival.deadlines
-        left_s = deadlines.remaining(time.monotonic(), deadlines.limits.overall_s)
+        left_s = deadlines.remaining(clocks.monotonic(), deadlines.limits.overall_s)
         return None if left_s is None else left_s + self._cell.limits.seat.cancel_grace_s + 1.0
+
+
+def _way(admitted: Admitted) -> str:
+    """Where the prompt's KV is to come from."""
+    if admitted.moved:
+        return "moved"
+    if admitted.prefill is not None:
+        return "handed_over"
+    return "decode" if admitted.most_computed_tokens is None else "decode_cached"

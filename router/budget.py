@@ -78,13 +78,6 @@ class Demand:
     pages: int
 
 
-class Reservation(Enum):
-    """How many pages an admitted request is promised."""
-
-    FULL = "full"
-    """Prompt and max_output_tokens: never short of pages later."""
-
-
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Limits that a router sets beside the members' own capacity. None is no limit."""
@@ -99,13 +92,21 @@ class Limits:
 class Capacity:
     """What the pools offer a single request at best: the largest member of each kind counts.
 
-    `member_tokens` is None when no member computes prompts for others, so nothing limits it.
+    `member_tokens` is None when no member computes prompts for others, so nothing limits it. `sequence_pages`: as in MemberInfo.
     """
 
     context_tokens: int
     page_tokens: int
     member_pages: int
     member_tokens: int | None = None
+    sequence_pages: int = 0
+
+    @property
+    def most_tokens(self) -> int:
+        """Most tokens of prompt and output that an idle member holds."""
+        if 0 < self.sequence_pages <= self.member_pages:
+            return self.context_tokens
+        return min(self.context_tokens, self.member_pages * self.page_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,14 +120,23 @@ class NeverFits:
 
 
 def estimate(
-    prompt_tokens: int, max_output_tokens: int, page_tokens: int, *, reservation: Reservation = Reservation.FULL
+    prompt_tokens: int,
+    max_output_tokens: int,
+    page_tokens: int,
+    *,
+    expected_output_tokens: int = 0,
+    sequence_pages: int = 0,
 ) -> Demand:
-    """Prefill tokens and decode pages of one sequence: pages for the prompt and all of max_output_tokens."""
+    """Prefill tokens and decode pages of one sequence: pages for the prompt and all of max_output_tokens.
+
+    `expected_output_tokens`: what decode members promise at most beside the prompt; 0: they promise all. `sequence_pages`: as in
+    MemberInfo.
+    """
     if prompt_tokens < 1 or max_output_tokens < 1 or page_tokens < 1:
         raise ValueError("prompt_tokens, max_output_tokens and page_tokens must be at least 1")
-    if reservation is not Reservation.FULL:
-        raise ValueError(f"no estimate for reservation {reservation}")
-    return Demand(prefill_tokens=prompt_tokens, pages=math.ceil((prompt_tokens + max_output_tokens) / page_tokens))
+    output_tokens = min(max_output_tokens, expected_output_tokens or max_output_tokens)
+    pages = math.ceil((prompt_tokens + output_tokens) / page_tokens)
+    return Demand(prefill_tokens=prompt_tokens, pages=min(pages, sequence_pages or pages))
 
 
 def never_fits(prompt_tokens: int, max_output_tokens: int, capacity: Capacity, limits: Limits) -> NeverFits | None:
@@ -146,7 +156,8 @@ def never_fits(prompt_tokens: int, max_output_tokens: int, capacity: Capacity, l
             return NeverFits(
                 "prompt", prompt_tokens, limit, f"prompt has {prompt_tokens} tokens; {owner} takes at most {limit} at once"
             )
-    pages = estimate(prompt_tokens, max_output_tokens, capacity.page_tokens).pages
+    demand = estimate(prompt_tokens, max_output_tokens, capacity.page_tokens, sequence_pages=capacity.sequence_pages)
+    pages = demand.pages
     for owner, limit in (("a decode member", capacity.member_pages), *_router_limits(limits, Resource.PAGES)):
         if limit is not None and pages > limit:
             return NeverFits(

@@ -2,15 +2,16 @@
 
 import asyncio
 import logging
-import time
 from dataclasses import dataclass
 
 from lifecycle.finish import Cause, Ending, FinishReason
 from lifecycle.record import RequestRecord
 from lifecycle.states import State
+from router.keeping import Cancel
 from router.route import Route
 from router.routes import Routes
 from router.store import CancelOutcome, StoreUnavailable
+from rpc import clocks
 from rpc.status import unavailable
 
 _log = logging.getLogger(__name__)
@@ -37,17 +38,18 @@ class Canceller:
 
         Raises StatusError (UNAVAILABLE) when the store is away and the request does not run here.
         """
-        store, now = self._routes.cell.store, time.time()
+        store, now = self._routes.cell.store, clocks.wall()
         try:
             result = await store.request_cancel(request_id, reason, now)
         except StoreUnavailable as away:
             return await self._without_store(request_id, reason, wait, away)
-        if result.outcome is CancelOutcome.ALREADY_ENDED:
+        route = self._routes.get(request_id)
+        if result.outcome is CancelOutcome.ALREADY_ENDED and (route is None or not route.ledger.apart):
             self._routes.cell.metrics.cancels.inc(1, "ended")
             return CancelAnswer(True, result.state, result.ending.reason if result.ending else None)
+        self._routes.cell.cancels.add(Cancel(request_id, reason, now))
         if result.state is None:
             self._routes.cell.metrics.cancels.inc(1, "unknown")
-        route = self._routes.get(request_id)
         if route is not None:
             self._end(route, reason, now)
         if not wait:
@@ -67,7 +69,7 @@ class Canceller:
         if route is None or not route.ledger.created:
             message = "the request store does not answer, and the request does not run at this router; try again"
             raise unavailable(message, "STORE_UNAVAILABLE", retry_after_s=away.retry_after_s) from None
-        self._end(route, reason, time.time())
+        self._end(route, reason, clocks.wall())
         return CancelAnswer(False, await self._effective(route) if wait else _state(route))
 
     def _end(self, route: Route, reason: str, now: float) -> None:

@@ -1,13 +1,16 @@
 """What every request of this router uses."""
 
+import math
 from dataclasses import dataclass, field
 
 from lifecycle.deadlines import Deadlines
 from router.admission import Admission
-from router.keeping import UnansweredCreates, UnwrittenEnds
+from router.keeping import AcceptedCancels, UnansweredCreates, UnwrittenEnds
 from router.request import ValidatedRequest
 from router.seat import SeatLimits
 from router.store import Store
+from router.stream_log import LogBounds
+from router.without_store import Outage
 from telemetry.router_metrics import RouterMetrics
 from telemetry.tracing import OpenSpan, Tracing
 
@@ -17,8 +20,10 @@ class RouteLimits:
     """Bounds of one request's way. Durations in seconds, sizes in bytes."""
 
     max_attempts: int = 3
-    buffer_bytes: int = 65_536
+    log: LogBounds = field(default_factory=LogBounds)
+    failover_wait_s: float = 15.0
     send_timeout_s: float = 10.0
+    most_readers: int = 8
     seat: SeatLimits = field(default_factory=SeatLimits)
 
 
@@ -27,8 +32,11 @@ class RetryBudget:
     """Bounds retries over all requests: each request allows `share` of one more, at most `most` are saved up."""
 
     share: float = 0.2
-    most: float = 20.0
-    saved: float = 20.0
+    most: float = 256.0
+    saved: float = math.inf
+
+    def __post_init__(self) -> None:
+        self.saved = min(self.saved, self.most)
 
     def request(self) -> None:
         """A new request came."""
@@ -50,10 +58,12 @@ class Cell:
     admission: Admission
     unwritten: UnwrittenEnds
     unanswered: UnansweredCreates
+    cancels: AcceptedCancels
     retries: RetryBudget
     limits: RouteLimits
     metrics: RouterMetrics
     tracing: Tracing
+    outage: Outage = Outage.REFUSE
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,19 +28,21 @@ def started(request: ValidatedRequest, sequence_no: int) -> bytes:
     return pb.GenerateResponse(sequence_no=sequence_no, started=event).SerializeToString()
 
 
-def completed(record: RequestRecord, sequence_no: int, text: str) -> bytes:
-    """The terminal event of a record that has ended."""
+def completed(record: RequestRecord, sequence_no: int, text: str, returned: bytes = b"") -> bytes:
+    """The terminal event of a record that has ended; `returned`: the rest of the output, as in SeatEnd."""
     ending = record.ending or Ending(FinishReason.TRANSPORT_ERROR)
     event = pb.Completed(
         finish_reason=REASONS[ending.reason],
         state=STATES[record.state],
         matched_stop=ending.matched_stop,
         matched_token_id=ending.matched_token_id,
-        usage=usage_message(record.usage),
+        usage=usage_message(record.usage) if record.counted else None,
         timings=timings_message(record.timings),
         text=text,
         cause=ending.cause.value,
     )
+    if returned:
+        event.MergeFromString(returned)
     return pb.GenerateResponse(sequence_no=sequence_no, completed=event).SerializeToString()
 
 
@@ -94,12 +96,13 @@ def record_message(record: RequestRecord) -> Any:
                 at=_timestamp(one.at),
                 event=one.event.value if one.event else "",
                 attempt=one.attempt,
+                detail=one.detail,
             )
             for one in record.transitions
         ],
         finish_reason=REASONS[ending.reason] if ending else pb.FINISH_REASON_UNSPECIFIED,
         cause=ending.cause.value if ending else "",
-        usage=usage_message(record.usage),
+        usage=usage_message(record.usage) if record.counted else None,
         timings=timings_message(record.timings),
         sent_bytes=record.sent_bytes,
         held_bytes=record.held_bytes,
@@ -109,6 +112,7 @@ def record_message(record: RequestRecord) -> Any:
         cancel_reason=record.cancel_reason,
         released=record.released,
         traceparent=record.traceparent,
+        terminal_sequence_no=record.terminal_sequence_no or 0,
     )
 
 

@@ -1,10 +1,9 @@
 """The end of a request: what is left is delivered, the terminal is fixed once, its event goes out, then the status."""
 
 import logging
-import time
 from typing import TYPE_CHECKING
 
-from lifecycle.finish import Cause, Ending, FinishReason
+from lifecycle.finish import COMPLETE, Cause, Ending, FinishReason
 from lifecycle.record import RequestRecord
 from lifecycle.states import Event, State
 from router import endings
@@ -14,6 +13,7 @@ from router.progress import note_cancel, with_cancel_times
 from router.request import OutputMode
 from router.spans import end_spans
 from router.stop import Stopped
+from rpc import clocks
 from rpc.status import internal
 
 if TYPE_CHECKING:
@@ -32,11 +32,18 @@ async def conclude(route: "Route", ending: Ending) -> None:
         return
     ending = await _deliver(route, ending)
     await route.ledger.close()
+    if route.ledger.disowned:
+        route.give_up()
+        return
     ending = _first(route, ending)
     if ending.cause is Cause.CLIENT_CANCEL:
         await route.ledger.learn_cancel()
     _fix(route, ending)
-    route.standing = standing = await route.ledger.finish()
+    standing = await route.ledger.finish()
+    if route.ledger.disowned:
+        route.give_up()
+        return
+    route.standing = standing
     answer_ended(route, standing)
     observe_end(route.cell.metrics, standing)
     _note_end(route, standing)
@@ -53,9 +60,9 @@ def answer_before_begun(route: "Route", record: RequestRecord) -> None:
 def answer_ended(route: "Route", record: RequestRecord) -> None:
     """Tells the client how the request ended, and the RPC's status."""
     end = route.progress.seat_end
-    final_only = route.request.output_mode is OutputMode.FINAL_ONLY
-    text = end.text if end is not None and final_only else ""
-    route.stream.end(completed(record, route.progress.next_sequence_no, text), endings.status_of(record))
+    final_only = route.request.delivery.output_mode is OutputMode.FINAL_ONLY
+    text, returned = (end.text, end.returned) if end is not None and final_only else ("", b"")
+    route.stream.end(completed(record, route.stream.log.next_no, text, returned), endings.status_of(record))
 
 
 def _note_end(route: "Route", record: RequestRecord) -> None:
@@ -72,20 +79,27 @@ def _note_end(route: "Route", record: RequestRecord) -> None:
 
 
 async def _deliver(route: "Route", ending: Ending) -> Ending:
-    """DRAINING: waits until the client has everything. Returns the ending that holds after that."""
+    """DRAINING: waits until a reader has everything, or none is there. Returns the ending that holds after that."""
     ending = _first(route, ending)
-    if ending.state(route.progress.usage().returned_tokens) is not State.FINISHED:
+    if ending.state(route.progress.usage().returned_tokens) is not State.FINISHED or not _can_finish(route, ending):
         return ending
     if route.record.state is State.PREFILLING:  # a member that ended well without telling of its commit
         route.ledger.advance(Event.COMMITTED)
-    route.ledger.advance(Event.STOPPED)
+    if route.record.state is not State.DRAINING:  # a request from another router may be that far
+        route.ledger.advance(Event.STOPPED)
     stream = route.stream
     try:
-        while not stream.empty and not stream.gone:
+        while stream.read and not stream.empty:
             await route.stop.until(stream.changed())
     except Stopped:
         pass
     return _first(route, ending)
+
+
+def _can_finish(route: "Route", ending: Ending) -> bool:
+    """Whether the record has an edge to FINISHED: not when a clock ran out while the request waited for another member."""
+    state = route.record.state
+    return state in (State.DECODING, State.DRAINING) or (state is State.PREFILLING and ending.reason in COMPLETE)
 
 
 def _first(route: "Route", ending: Ending) -> Ending:
@@ -99,8 +113,9 @@ def _first(route: "Route", ending: Ending) -> Ending:
 def _fix(route: "Route", ending: Ending) -> None:
     """Enters the terminal state, with everything that the record keeps."""
     record, progress, stream = route.record, route.progress, route.stream
-    now, wall = time.monotonic(), time.time()
+    now, wall = clocks.monotonic(), clocks.wall()
     record.ending = ending
+    record.terminal_sequence_no = stream.log.next_no
     record.usage = progress.usage()
     record.sent_bytes = stream.sent_text_bytes
     record.held_bytes = progress.seat_end.held_bytes if progress.seat_end else 0

@@ -8,6 +8,8 @@ _log = logging.getLogger(__name__)
 
 #: Prefix of a target whose every address is a member, as in dns:///decode.tandem.svc.cluster.local:50061.
 DNS_PREFIX = "dns:///"
+#: Most members of one pool: each costs a channel and a watch.
+ADDRESSES_MAX = 1024
 
 
 class BadTarget(ValueError):
@@ -40,6 +42,9 @@ async def resolve(targets: tuple[str, ...], known: frozenset[str], timeout_s: fl
             _log.warning("cannot resolve %s: %s; keeping the members known", host, error or "no answer in time")
             return frozenset(found | known)
         found |= {_address(family, sockaddr) for family, _, _, _, sockaddr in answers}
+    if len(found) > ADDRESSES_MAX:
+        _log.warning("%d addresses were found for %s; only %d are used", len(found), ", ".join(targets), ADDRESSES_MAX)
+        return frozenset(sorted(found)[:ADDRESSES_MAX])
     return frozenset(found)
 
 

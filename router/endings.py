@@ -4,13 +4,16 @@ from lifecycle.finish import Cause, Ending, FinishReason
 from lifecycle.record import RequestRecord
 from lifecycle.states import State
 from router.queue import QueueFull
-from rpc.details import Quota, Resource
+from rpc.details import Quota, Resource, Violation
 from rpc.status import (
     StatusError,
     already_exists,
     cancelled,
     deadline_exceeded,
     internal,
+    invalid_argument,
+    not_found,
+    out_of_range,
     resource_exhausted,
     slow_consumer,
     unavailable,
@@ -22,13 +25,12 @@ REFUSAL_LABELS = {
     "QUEUE_TOKENS_FULL": "queue_tokens_full",
     "TENANT_QUEUE_FULL": "tenant_limit",
     "TOKENISER_BUSY": "queue_full",
+    "GRAMMAR_BUSY": "queue_full",
     "NO_MEMBER": "no_member",
     "STORE_UNAVAILABLE": "store_away",
     "DRAINING": "draining",
     "UNKNOWN_MODEL": "unknown_model",
     "IDEMPOTENCY_KEY_REUSED": "id_conflict",
-    "REQUEST_IN_FLIGHT": "id_conflict",
-    "REQUEST_ENDED": "id_conflict",
 }
 _QUEUE_REASONS = {
     "max_requests": ("QUEUE_FULL", "requests"),
@@ -55,7 +57,10 @@ def status_of(record: RequestRecord) -> StatusError | None:
 
 
 def _failure(request_id: str, ending: Ending) -> StatusError:
-    if ending.reason is FinishReason.MODEL_ERROR or ending.cause is Cause.ROUTER_LOST:
+    if ending.cause is Cause.GRAMMAR_FAILED:
+        description = "it came to a place where it allows none of the model's tokens, or takes too long to say which"
+        return invalid_argument([Violation("grammar", description, "GRAMMAR_FAILED")], "GRAMMAR_FAILED")
+    if ending.reason is FinishReason.MODEL_ERROR:
         return internal(request_id)
     if ending.reason is FinishReason.SLOW_CONSUMER:
         return slow_consumer(f"request {request_id!r}: its reader did not keep up")
@@ -63,17 +68,32 @@ def _failure(request_id: str, ending: Ending) -> StatusError:
     return unavailable(f"request {request_id!r}: {what}", _label(ending.cause) or "TRANSPORT_ERROR")
 
 
-def repeated(record: RequestRecord, *, same_body: bool) -> StatusError:
-    """Why an id that is known cannot be used again: another body, still in work, or over."""
-    resource = Resource("request", record.request_id)
-    if not same_body:
-        message = f"request_id {record.request_id!r} was used before with another body; choose a new one"
-        return already_exists(resource, "IDEMPOTENCY_KEY_REUSED", message)
-    if record.ended:
-        message = f"request {record.request_id!r} has ended ({record.state.value}); Get has its record"
-        return already_exists(resource, "REQUEST_ENDED", message)
-    message = f"request {record.request_id!r} is in work ({record.state.value}); Get shows it, Cancel ends it"
-    return already_exists(resource, "REQUEST_IN_FLIGHT", message)
+def id_reused(request_id: str) -> StatusError:
+    """The id belongs to a request with another body."""
+    message = f"request_id {request_id!r} was used before with another body; choose a new one"
+    return already_exists(Resource("request", request_id), "IDEMPOTENCY_KEY_REUSED", message)
+
+
+def unknown_request(request_id: str) -> StatusError:
+    """There is no such request, or it is somebody else's."""
+    return not_found(Resource("request", request_id), "UNKNOWN_REQUEST")
+
+
+def replay_gone(request_id: str, first_no: int) -> StatusError:
+    """Events that were asked for are not kept any more; those from `first_no` on are."""
+    message = f"request {request_id!r}: events before {first_no} are not kept any more"
+    return out_of_range(message, "REPLAY_GONE", firstSequenceNo=str(first_no))
+
+
+def beyond_end(next_no: int, limit: int) -> StatusError:
+    """The wanted event is further ahead than the next one."""
+    description = f"must be at most {limit}, the number of the next event; got {next_no}"
+    return invalid_argument([Violation("next_sequence_no", description, "OUT_OF_RANGE")])
+
+
+def store_away(retry_after_s: float) -> StatusError:
+    """Without the store it is not known what the request is."""
+    return unavailable("the request store does not answer; try again", "STORE_UNAVAILABLE", retry_after_s=retry_after_s)
 
 
 def queue_full(full: QueueFull, tenant: str) -> StatusError:
@@ -92,6 +112,12 @@ def queue_full(full: QueueFull, tenant: str) -> StatusError:
 def no_member() -> StatusError:
     """The pools have nobody who takes work."""
     return unavailable("no decode member, or no prefill member, takes work now; try again", "NO_MEMBER")
+
+
+def scores_no_prompts() -> StatusError:
+    """The decode members do not compute prompts, so nobody tells how likely a prompt was."""
+    words = "no decode member of this cell computes prompts (--computes-prompts), which this needs"
+    return invalid_argument([Violation("log_probabilities.prompt", words, "NOT_SERVED")])
 
 
 def _label(cause: Cause) -> str:

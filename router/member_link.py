@@ -3,60 +3,29 @@
 import asyncio
 import logging
 import random
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
 
 import grpc
 
+from router.member_facts import MemberInfo, MemberLoad, Role
+from router.prefix_hints import PrefixHints, PrefixNews
 from router.streams import EOF
-from rpc.channels import internal_channel
+from rpc import clocks
+from rpc.application import lasting
 from tandem.pools.v1 import member_pb2, member_pb2_grpc
 
+__all__ = ["LinkSettings", "Member", "MemberInfo", "MemberLink", "MemberLoad", "Role"]
+
 _log = logging.getLogger(__name__)
-
-
-class Role(Enum):
-    """Which pool."""
-
-    PREFILL = "prefill"
-    DECODE = "decode"
 
 
 _ROLES = {member_pb2.MEMBER_ROLE_PREFILL: Role.PREFILL, member_pb2.MEMBER_ROLE_DECODE: Role.DECODE}
 
 
-@dataclass(frozen=True, slots=True)
-class MemberInfo:
-    """What a member is; fixed for an incarnation. `total_pages` are those that can be given out."""
-
-    name: str
-    incarnation: str
-    address: str
-    role: Role | None
-    model_snapshot: str
-    page_tokens: int
-    total_pages: int
-    context_tokens: int
-    max_sequences: int
-    max_queued_tokens: int
-    computes_prompts: bool
-
-
-@dataclass(frozen=True, slots=True)
-class MemberLoad:
-    """How busy a member was at its last news."""
-
-    free_pages: int = 0
-    running_sequences: int = 0
-    waiting_sequences: int = 0
-    waiting_tokens: int = 0
-    quarantined_pages: int = 0
-    draining: bool = False
-    prefill_tokens_per_s: float = 0.0
-    decode_step_s: float = 0.0
+#: The wait for news is made of so many: a pause of this process takes up one of them at most.
+_SILENCE_PARTS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,16 +68,28 @@ class Member:
 
 
 class MemberLink:
-    """Keeps `member` current. `changed` is called after every news."""
+    """Keeps `member` current. `changed` is called after every news, `crashed` when the keeping broke; `dial` opens channels.
 
-    def __init__(self, address: str, settings: LinkSettings, changed: Callable[[], None]) -> None:
+    `hints`: of its pool, told what the member has and dropped with it.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        settings: LinkSettings,
+        changed: Callable[[], None],
+        crashed: Callable[[BaseException], None],
+        dial: Callable[[str], grpc.aio.Channel],
+        hints: PrefixHints[Member],
+    ) -> None:
+        self._hints = hints
         self.address = address
         self.member: Member | None = None
         self._settings = settings
         self._changed = changed
-        self._channel = internal_channel(address)
+        self._channel = dial(address)
         self._former: list[Member] = []
-        self._task = asyncio.create_task(self._run(), name=f"watch {address}")
+        self._task = lasting(asyncio.create_task(self._run(), name=f"watch {address}"), crashed)
 
     @property
     def in_use(self) -> bool:
@@ -120,7 +101,7 @@ class MemberLink:
         self._task.cancel()
         await asyncio.wait([self._task])
         if self.member is not None:
-            self.member.lose("the router closed its link", logging.INFO)
+            self._lose(self.member, "the router closed its link", logging.INFO)
         await self._channel.close(None)
 
     async def _run(self) -> None:
@@ -143,8 +124,7 @@ class MemberLink:
         any_news = False
         try:
             while True:
-                async with asyncio.timeout(self._settings.lost_after_s):
-                    news = await call.read()
+                news = await self._read(call)
                 if news is EOF:
                     return any_news
                 any_news = True
@@ -152,13 +132,30 @@ class MemberLink:
         finally:
             call.cancel()
 
+    async def _read(self, call: Any) -> Any:
+        """The next news. Raises TimeoutError when there is none for lost_after_s.
+
+        Counted in parts: when this process itself stood still, what arrived meanwhile is read before the member is blamed.
+        """
+        reading = asyncio.ensure_future(call.read())
+        try:
+            for _ in range(_SILENCE_PARTS):
+                if (await asyncio.wait({reading}, timeout=self._settings.lost_after_s / _SILENCE_PARTS))[0]:
+                    return reading.result()
+            raise TimeoutError
+        finally:
+            reading.cancel()
+
     def _take(self, news: Any) -> None:
         if news.HasField("info"):
             self._introduce(_info(news.info))
         if self.member is not None:
             self.member.load = _load(news.load)
-            self.member.seen_at = time.monotonic()
+            self.member.seen_at = clocks.monotonic()
             self.member.reachable = not self.member.lost
+            if news.HasField("prefixes") and not self.member.lost:
+                told = news.prefixes
+                self._hints.told(self.member, PrefixNews(told.stored, told.evicted, told.anew))
         self._changed()
 
     def _introduce(self, info: MemberInfo) -> None:
@@ -166,9 +163,9 @@ class MemberLink:
         if known is not None and known.info.incarnation == info.incarnation and not known.lost:
             return
         if known is not None:
-            known.lose(f"incarnation {info.incarnation} runs at {self.address} now")
+            self._lose(known, f"incarnation {info.incarnation} runs at {self.address} now")
             self._former = [member for member in (*self._former, known) if member.users]
-        self.member = Member(info, self._channel, seen_at=time.monotonic())
+        self.member = Member(info, self._channel, seen_at=clocks.monotonic())
         _log.info("member %s (%s, %s) at %s", info.name, info.role and info.role.value, info.incarnation, self.address)
 
     def _broken(self) -> None:
@@ -176,9 +173,13 @@ class MemberLink:
         if member is None:
             return
         member.reachable = False
-        if time.monotonic() - member.seen_at >= self._settings.lost_after_s:
-            member.lose(f"no sign of life for {self._settings.lost_after_s:g} s")
+        if clocks.monotonic() - member.seen_at >= self._settings.lost_after_s:
+            self._lose(member, f"no sign of life for {self._settings.lost_after_s:g} s")
         self._changed()
+
+    def _lose(self, member: Member, why: str, level: int = logging.WARNING) -> None:
+        self._hints.drop(member)
+        member.lose(why, level)
 
 
 def _why(error: grpc.aio.AioRpcError | TimeoutError) -> str:
@@ -198,6 +199,8 @@ def _info(info: Any) -> MemberInfo:
         max_sequences=info.max_sequences,
         max_queued_tokens=info.max_queued_tokens,
         computes_prompts=info.computes_prompts,
+        sequence_pages=info.sequence_pages,
+        prefix_identity=info.prefix_identity,
     )
 
 
@@ -211,4 +214,5 @@ def _load(load: Any) -> MemberLoad:
         draining=load.draining,
         prefill_tokens_per_s=load.prefill_tokens_per_s,
         decode_step_s=load.decode_step_s,
+        expected_output_tokens=load.expected_output_tokens,
     )

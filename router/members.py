@@ -6,30 +6,41 @@ discovery: a draining member finishes its streams after its address is gone.
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import grpc
+
 from router.budget import Capacity
 from router.discovery import resolve
+from router.member_facts import largest
 from router.member_link import LinkSettings, Member, MemberLink, Role
+from router.nearness import Hints
+from router.prefix_hints import PrefixHints
 from router.request import ServedModel
+from rpc import clocks
 from rpc.application import lasting
+from rpc.channels import internal_channel
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class MembersSettings:
-    """Targets of each pool (host:port or dns:///host:port); an empty prefill pool means that decode computes prompts."""
+    """Targets of each pool (host:port or dns:///host:port); an empty prefill pool means that decode computes prompts.
+
+    prefix_hints: what is remembered at most of each member's prefix cache, in pages.
+    """
 
     targets: Mapping[Role, tuple[str, ...]]
     link: LinkSettings
     resolve_every_s: float = 2.0
+    prefix_hints: int = 16_384
 
 
 class Members:
-    """Keeps the links. `changed` is called whenever something about any member changed, `crashed` when the keeping broke."""
+    """Keeps the links. `changed` is called whenever something about any member changed, `crashed` when the keeping broke,
+    `dial` opens a channel to an address."""
 
     def __init__(
         self,
@@ -37,12 +48,15 @@ class Members:
         model: ServedModel,
         changed: Callable[[], None],
         crashed: Callable[[BaseException], None],
+        dial: Callable[[str], grpc.aio.Channel] = internal_channel,
     ) -> None:
         self._settings = settings
         self._model = model
         self._tell = changed
         self._crashed = crashed
+        self._dial = dial
         self._news = asyncio.Event()
+        self.hints: Hints[Member] = {role: PrefixHints(settings.prefix_hints) for role in Role}
         self._links: dict[tuple[Role, str], MemberLink] = {}
         self._leaving: list[MemberLink] = []
         self._task: asyncio.Task[None] | None = None
@@ -91,9 +105,21 @@ class Members:
         """Usable members that take new work: not those that drain."""
         return [member for member in self.usable(role) if not member.load.draining]
 
+    def find(self, name: str, incarnation: str) -> Member | None:
+        """The decode member that is this very process; None when it is not known, or lost."""
+        for (role, _), link in self._links.items():
+            member = link.member
+            if role is Role.DECODE and member is not None and (member.name, member.info.incarnation) == (name, incarnation):
+                return None if member.lost else member
+        return None
+
+    def stale_at(self, member: Member) -> float:
+        """From when on its last news is old, in monotonic seconds."""
+        return member.seen_at + self._settings.link.stale_after_s
+
     def stale(self, member: Member) -> bool:
         """Whether its last news is old."""
-        return time.monotonic() - member.seen_at > self._settings.link.stale_after_s
+        return clocks.monotonic() > self.stale_at(member)
 
     def capacity(self) -> Capacity:
         """What the members known now hold of a single request; the model's own context while no decode member is known."""
@@ -101,13 +127,14 @@ class Members:
         context = self._model.context_tokens
         if not decode:
             return Capacity(context_tokens=context, page_tokens=1, member_pages=context)
-        largest = max(decode, key=lambda member: member.info.total_pages * member.info.page_tokens)
+        most = largest(decode).info
         prefill = self.usable(Role.PREFILL)
         contexts = [member.info.context_tokens for member in decode if member.info.context_tokens]
         return Capacity(
             context_tokens=min([context, *([max(contexts)] if contexts else [])]),
-            page_tokens=largest.info.page_tokens,
-            member_pages=largest.info.total_pages,
+            page_tokens=most.page_tokens,
+            member_pages=most.total_pages,
+            sequence_pages=most.sequence_pages,
             member_tokens=max((member.info.max_queued_tokens for member in prefill), default=None),
         )
 
@@ -149,9 +176,11 @@ class Members:
         for role, targets in self._settings.targets.items():
             known = frozenset(address for pool, address in self._links if pool is role)
             wanted = await resolve(targets, known, self._settings.resolve_every_s)
-            for address in wanted - known:
-                self._links[role, address] = MemberLink(address, self._settings.link, self._changed)
-            for address in known - wanted:
+            for address in sorted(wanted - known):
+                self._links[role, address] = MemberLink(
+                    address, self._settings.link, self._changed, self._crashed, self._dial, self.hints[role]
+                )
+            for address in sorted(known - wanted):
                 self._leaving.append(self._links.pop((role, address)))
         idle = [link for link in self._leaving if not link.in_use]
         self._leaving = [link for link in self._leaving if link.in_use]

@@ -3,6 +3,7 @@
 from lifecycle.finish import COMPLETE
 from lifecycle.record import RequestRecord
 from lifecycle.states import State
+from lifecycle.usage import Usage
 from telemetry.router_metrics import RouterMetrics
 
 
@@ -13,17 +14,8 @@ def observe_end(metrics: RouterMetrics, record: RequestRecord) -> None:
         return
     failed = record.state is State.FAILED
     metrics.requests.inc(1, (ending.cause.value if failed else "") or ending.reason.value)
-    for kind, amount in (
-        ("prompt", usage.prompt_tokens),
-        ("cached", usage.cached_prompt_tokens),
-        ("selected", usage.selected_tokens),
-        ("processed", usage.processed_tokens),
-        ("returned", usage.returned_tokens),
-        ("billed", usage.billed_tokens),
-    ):
-        metrics.tokens.inc(amount, kind)
-    metrics.prompt_tokens.observe(usage.prompt_tokens)
-    metrics.output_tokens.observe(usage.returned_tokens)
+    if record.counted:
+        _observe_usage(metrics, usage)
     metrics.sent_bytes.inc(record.sent_bytes)
     metrics.end_to_end.observe(timings.total_s, traceparent=trace)
     if timings.first_token_s:
@@ -39,6 +31,20 @@ def observe_end(metrics: RouterMetrics, record: RequestRecord) -> None:
         metrics.cancels.inc(1, _cancelled_in(record))
         if timings.cancel_effective_s is not None:
             metrics.cancel_effective.observe(timings.cancel_effective_s)
+
+
+def _observe_usage(metrics: RouterMetrics, usage: Usage) -> None:
+    for kind, amount in (
+        ("prompt", usage.prompt_tokens),
+        ("cached", usage.cached_prompt_tokens),
+        ("selected", usage.selected_tokens),
+        ("processed", usage.processed_tokens),
+        ("returned", usage.returned_tokens),
+        ("billed", usage.billed_tokens),
+    ):
+        metrics.tokens.inc(amount, kind)
+    metrics.prompt_tokens.observe(usage.prompt_tokens)
+    metrics.output_tokens.observe(usage.returned_tokens)
 
 
 def observe_before_begun(metrics: RouterMetrics, record: RequestRecord) -> None:

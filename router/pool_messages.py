@@ -6,22 +6,49 @@ from typing import Any
 
 from lifecycle.deadlines import Deadlines
 from lifecycle.finish import Cause, Ending, FinishReason
+from lifecycle.prefix_keys import tenant_salt
 from lifecycle.record import AttemptKey
 from lifecycle.usage import Usage
 from router.member_link import Member
-from router.request import OutputMode, Utf8Policy, ValidatedRequest
+from router.request import OutputMode, SlowReader, Utf8Policy, ValidatedRequest
 from tandem.pools.v1 import decode_pb2, grant_pb2, prefill_pb2
 from tandem.v1 import inference_pb2 as pb
+from text.grammar_rule import GrammarKind, GrammarRule
 
 _log = logging.getLogger(__name__)
 
-_OUTPUT_MODES = {OutputMode.DELTA: pb.OUTPUT_MODE_DELTA, OutputMode.FINAL_ONLY: pb.OUTPUT_MODE_FINAL_ONLY}
-_UTF8_POLICIES = {
+OUTPUT_MODES = {
+    OutputMode.DELTA: pb.OUTPUT_MODE_DELTA,
+    OutputMode.FINAL_ONLY: pb.OUTPUT_MODE_FINAL_ONLY,
+    OutputMode.CUMULATIVE: pb.OUTPUT_MODE_CUMULATIVE,
+}
+UTF8_POLICIES = {
     Utf8Policy.UNSET: pb.UTF8_POLICY_UNSPECIFIED,
     Utf8Policy.ERROR: pb.UTF8_POLICY_ERROR,
     Utf8Policy.DROP: pb.UTF8_POLICY_DROP,
 }
+SLOW_READERS = {
+    SlowReader.PAUSE: pb.SLOW_READER_PAUSE,
+    SlowReader.COALESCE: pb.SLOW_READER_COALESCE,
+    SlowReader.FAIL: pb.SLOW_READER_FAIL,
+}
 _REASONS = {pb.FinishReason.Value(f"FINISH_REASON_{reason.name}"): reason for reason in FinishReason}
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """What earlier attempts have brought: tokens chosen, bytes of text and tokens that the client's stream has got, the seconds
+    since the last token (None when there was none), and log-probabilities of the tokens that the stream has not got.
+
+    returned: with CUMULATIVE, all that the stream has got, as a serialised Delta.
+    """
+
+    output_token_ids: tuple[int, ...] = ()
+    sent_text_bytes: int = 0
+    returned_tokens: int = 0
+    since_last_token_s: float | None = None
+    held_log_probs: tuple[bytes, ...] = ()
+    returned: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +60,26 @@ class Dispatch:
     deadlines: Deadlines
     traceparent: str
     now: float
+    resume: Resume
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Bytes for the client as they are, and what is counted about them. `held_log_probs`: of the last of `selected`, which are
+    not returned yet, serialised; never read here."""
+
+    response: bytes
+    next_sequence_no: int
+    selected: tuple[int, ...]
+    returned_tokens: int
+    text_bytes: int
+    held_log_probs: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class SeatEnd:
-    """How an attempt ended at its decode member."""
+    """How an attempt ended at its decode member. `returned`: ids and log-probabilities of the whole output, as a serialised
+    Completed, with FINAL_ONLY."""
 
     ending: Ending
     usage: Usage
@@ -48,11 +90,26 @@ class SeatEnd:
     cancel_observed_s: float | None = None
     cancel_effective_s: float | None = None
     released: tuple[tuple[str, int], ...] = ()
+    last: Output | None = None
+    returned: bytes = b""
 
 
-def open_message(dispatch: Dispatch, decode: Member, prefill: Member | None, first_sequence_no: int) -> Any:
-    """The first message of a seat; with `prefill` None the decode member computes the prompt itself."""
-    request, deadlines, now = dispatch.request, dispatch.deadlines, dispatch.now
+def open_message(
+    dispatch: Dispatch,
+    decode: Member,
+    prefill: Member | None,
+    first_sequence_no: int,
+    *,
+    hold_s: float,
+    moved: bool = False,
+    most_computed_tokens: int | None = None,
+) -> Any:
+    """The first message of a seat; with `prefill` None the decode member computes the prompt itself.
+
+    With `moved` it is a decode member that the sequence leaves. The seat outlives its stream by `hold_s`. `most_computed_tokens`:
+    more than so many are not to be computed by the decode member.
+    """
+    request, deadlines, now, resume = dispatch.request, dispatch.deadlines, dispatch.now, dispatch.resume
     return decode_pb2.Open(
         key=_key(dispatch.key),
         model_snapshot=request.model.snapshot,
@@ -61,8 +118,8 @@ def open_message(dispatch: Dispatch, decode: Member, prefill: Member | None, fir
         sampling=_sampling(request),
         stop=_stop(request),
         max_output_tokens=request.max_output_tokens,
-        output_mode=_OUTPUT_MODES[request.output_mode],
-        utf8_policy=_UTF8_POLICIES[request.utf8_policy],
+        output_mode=OUTPUT_MODES[request.delivery.output_mode],
+        utf8_policy=UTF8_POLICIES[request.utf8_policy],
         priority=request.priority,
         first_sequence_no=first_sequence_no,
         first_token_remaining_s=deadlines.remaining(now, deadlines.limits.first_token_s),
@@ -70,23 +127,39 @@ def open_message(dispatch: Dispatch, decode: Member, prefill: Member | None, fir
         overall_remaining_s=deadlines.remaining(now, deadlines.limits.overall_s),
         prefill=None if prefill is None else _peer(prefill),
         traceparent=dispatch.traceparent,
+        slow_reader=SLOW_READERS[request.delivery.slow_reader],
+        output_token_ids=resume.output_token_ids,
+        sent_text_bytes=resume.sent_text_bytes,
+        returned_tokens=resume.returned_tokens,
+        since_last_token_s=resume.since_last_token_s,
+        moved=moved,
+        hold_s=hold_s,
+        grammar=None if request.grammar is None else grammar_message(request.grammar),
+        log_probabilities=_log_probabilities(request),
+        held_log_probabilities=resume.held_log_probs,
+        returned=resume.returned,
+        echo_prompt=request.delivery.echo_prompt,
+        tenant_salt=tenant_salt(request.tenant),
+        most_computed_tokens=most_computed_tokens,
     )
 
 
 def prefill_message(dispatch: Dispatch, prefill: Member, grant: Any) -> Any:
-    """The one message of a prefill."""
+    """The one message of a prefill: the prompt and, when a decode member was lost, what had been chosen after it."""
     request, deadlines, now = dispatch.request, dispatch.deadlines, dispatch.now
-    limits = [deadlines.limits.first_token_s, deadlines.limits.overall_s]
+    chosen = dispatch.resume.output_token_ids
+    limits = [deadlines.limits.overall_s, *([] if chosen else [deadlines.limits.first_token_s])]
     left = [one for one in (deadlines.remaining(now, limit) for limit in limits) if one is not None]
     return prefill_pb2.PrefillRequest(
         key=_key(dispatch.key),
         model_snapshot=request.model.snapshot,
-        prompt_token_ids=request.prompt_token_ids,
+        prompt_token_ids=(*request.prompt_token_ids, *chosen),
         grant=grant,
         priority=request.priority,
         remaining_s=min(left, default=None),
         traceparent=dispatch.traceparent,
         incarnation=prefill.info.incarnation,
+        tenant_salt=tenant_salt(request.tenant),
     )
 
 
@@ -121,7 +194,29 @@ def seat_end(ended: Any) -> SeatEnd:
         cancel_observed_s=ended.cancel_observed_s if ended.HasField("cancel_observed_s") else None,
         cancel_effective_s=ended.cancel_effective_s if ended.HasField("cancel_effective_s") else None,
         released=tuple(sorted(ended.released.items())),
+        last=output(ended.last) if ended.HasField("last") else None,
+        returned=ended.returned,
     )
+
+
+def output(one: Any) -> Output:
+    """What an Output says."""
+    selected = tuple(one.selected_token_ids)
+    held = tuple(one.held_log_probabilities)
+    return Output(one.response, one.next_sequence_no, selected, one.returned_tokens, one.text_bytes, held)
+
+
+def adopt_message(key: AttemptKey, incarnation: str, next_sequence_no: int) -> Any:
+    """Asks for the seat of an attempt, with all events from `next_sequence_no` on."""
+    return decode_pb2.Adopt(key=_key(key), incarnation=incarnation, next_sequence_no=next_sequence_no)
+
+
+def grammar_message(rule: GrammarRule) -> Any:
+    """A rule as the ports write it."""
+    if rule.kind is GrammarKind.JSON_OBJECT:
+        return pb.Grammar(json_object=pb.JsonObject())
+    written: Any = {rule.kind.value: rule.text}
+    return pb.Grammar(**written)
 
 
 def _key(key: AttemptKey) -> Any:
@@ -131,6 +226,13 @@ def _key(key: AttemptKey) -> Any:
 def _peer(member: Member) -> Any:
     info = member.info
     return grant_pb2.Peer(member=info.name, incarnation=info.incarnation, address=info.address)
+
+
+def _log_probabilities(request: ValidatedRequest) -> Any:
+    delivery = request.delivery
+    if delivery.log_probs is None:
+        return None
+    return pb.LogProbabilityParams(top=delivery.log_probs, prompt=delivery.scores_prompt)
 
 
 def _sampling(request: ValidatedRequest) -> Any:

@@ -62,6 +62,7 @@ class PrefillCall:
         self.done: PrefillDone | None = None
         self.failure: PrefillFailure | None = None
         self.computed_tokens = 0
+        self.cached_tokens = 0
         self._task = asyncio.create_task(self._run(), name=f"prefill at {member.name}")
 
     async def settled(self, timeout_s: float) -> PrefillDone | None:
@@ -105,8 +106,10 @@ class PrefillCall:
                 self._listener.accepted()
             elif kind == "progress":
                 self.computed_tokens = message.progress.computed_tokens
+                self.cached_tokens = message.progress.cached_tokens
             elif kind == "committed":
                 self.done = _done(message.committed)
+                self.cached_tokens = self.done.cached_tokens
                 return None
             elif kind == "failed":
                 cause = Cause.HANDOVER_FAILED if message.failed.cause in _HANDOVER else Cause.PREFILL_FAILED

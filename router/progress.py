@@ -1,15 +1,15 @@
 """What is known of a request while it runs: counts, times, and what goes into the record at its end."""
 
-import time
 from dataclasses import dataclass, field, replace
 
 from lifecycle.finish import Cause
 from lifecycle.record import RequestRecord
 from lifecycle.states import State
 from lifecycle.usage import Timings, Usage
-from router.pool_messages import SeatEnd
+from router.pool_messages import Output, SeatEnd
 from router.prefill_call import PrefillDone, PrefillFailure
-from router.seat import Committed, Output
+from router.seat import Committed
+from rpc import clocks
 
 
 @dataclass(slots=True)
@@ -18,13 +18,22 @@ class Progress:
 
     prompt_tokens: int
     arrived_at: float
+    #: Prompt tokens that each side had in its cache: those of the attempt that brought the prompt's KV about.
     decode_cached_tokens: int = 0
-    selected_tokens: int = 0
+    prefill_cached_tokens: int = 0
+    #: Every token that was told, in order: what another decode member needs to go on.
+    output_token_ids: list[int] = field(default_factory=list)
     returned_tokens: int = 0
+    #: Log-probabilities of the last tokens, which were not returned yet; empty when nobody asked for any.
+    held_log_probs: tuple[bytes, ...] = ()
+    #: Bytes of text that these tokens have brought and that the client's stream has got.
+    text_bytes: int = 0
     next_sequence_no: int = 0
     queued_since: float = 0.0
     queue_s: float = 0.0
     first_token_at: float = 0.0
+    decoding_since: float = 0.0
+    earlier_decode_s: float = 0.0
     last_output_at: float = 0.0
     cancel_sent_at: float = 0.0
     committed: Committed | None = None
@@ -35,39 +44,73 @@ class Progress:
     gap: bool = False
     lost_causes: list[Cause] = field(default_factory=list)
 
-    def new_attempt(self) -> None:
-        """Forget what belonged to the attempt before."""
+    def new_attempt(self, *, moved: bool) -> None:
+        """Forget what belonged to the attempt before. What was in caches stays true where the KV moves."""
         self.committed = self.prefill = self.prefill_failure = self.seat_end = None
-        self.decode_cached_tokens = 0
+        if not moved:
+            self.decode_cached_tokens = self.prefill_cached_tokens = 0
 
     def queued(self) -> None:
         """Waiting for admission from now on."""
-        self.queued_since = time.monotonic()
+        self.queued_since = clocks.monotonic()
 
     def admitted(self) -> None:
         """The wait is over."""
         if self.queued_since:
-            self.queue_s += time.monotonic() - self.queued_since
+            self.queue_s += clocks.monotonic() - self.queued_since
             self.queued_since = 0.0
 
     def output(self, one: Output, now: float) -> None:
         """One Output was read; whether it goes to the client is another matter."""
-        self.selected_tokens += one.selected_tokens
+        self.output_token_ids += one.selected
+        self.text_bytes += one.text_bytes
         self.returned_tokens += one.returned_tokens
+        self._hold(one.held_log_probs)
         self.last_output_at = now
+
+    def paused(self, selected: tuple[int, ...], held_log_probs: tuple[bytes, ...]) -> None:
+        """The seat told, beside its outputs, what was chosen by the time that it stood still."""
+        self.output_token_ids += selected
+        self._hold(held_log_probs)
+
+    def _hold(self, log_probs: tuple[bytes, ...]) -> None:
+        """Tokens are returned in the order of choosing: what is held are the last ones."""
+        if not log_probs and not self.held_log_probs:
+            return
+        held = self.held_log_probs + log_probs
+        unreturned = len(self.output_token_ids) - self.returned_tokens
+        self.held_log_probs = held[max(0, len(held) - unreturned) :]
 
     def discarded(self, one: Output) -> None:
         """An Output that the client will not get; nothing may follow it but the end."""
         self.gap = True
         self.returned_tokens -= one.returned_tokens
+        self.text_bytes -= one.text_bytes
         self.discarded_tokens += one.returned_tokens
+
+    @property
+    def prompt_told(self) -> bool:
+        """Whether the client's stream has got the event with the prompt, if there is to be one: it comes before all output."""
+        return self.next_sequence_no > 1
+
+    @property
+    def selected_tokens(self) -> int:
+        """Tokens chosen so far, as far as they were told."""
+        return len(self.output_token_ids)
+
+    def decode_lost(self) -> None:
+        """The decode member is gone; what it had told stays."""
+        if self.decoding_since:
+            self.earlier_decode_s += max(0.0, self.last_output_at - self.decoding_since)
+            self.decoding_since = 0.0
 
     def usage(self) -> Usage:
         """Counts now: the member's own after it has ended, what its outputs told before."""
-        cached = self.decode_cached_tokens
-        if self.prefill is not None:
-            cached = max(cached, self.prefill.cached_tokens)
-        cached = min(cached, self.prompt_tokens)
+        # Both sides have the front of one prompt: the longer one holds the other, and nothing is counted twice.
+        known = [self.decode_cached_tokens, self.prefill_cached_tokens]
+        known += [self.prefill.cached_tokens] if self.prefill is not None else []
+        known += [self.seat_end.usage.cached_prompt_tokens] if self.seat_end is not None else []
+        cached = min(max(known), self.prompt_tokens)
         if self.seat_end is None:
             processed = self.prompt_tokens + max(0, self.selected_tokens - 1) if self.committed else 0
             return Usage(
@@ -92,14 +135,14 @@ class Progress:
         end, done, committed = self.seat_end, self.prefill, self.committed
         local = done is None and committed is not None
         waiting_s = now - self.queued_since if self.queued_since else 0.0
-        decode_s = end.decode_s if end else (now - self.first_token_at if self.first_token_at else 0.0)
+        decode_s = end.decode_s if end else (now - self.decoding_since if self.decoding_since else 0.0)
         return Timings(
             queue_s=self.queue_s + waiting_s,
             prefill_queue_s=done.queue_s if done else (committed.queue_s if local and committed else 0.0),
             prefill_s=done.compute_s if done else (committed.compute_s if local and committed else 0.0),
             handover_s=done.handover_s if done else (committed.handover_s if committed else 0.0),
             handover_exposed_s=done.exposed_s if done else 0.0,
-            decode_s=decode_s,
+            decode_s=self.earlier_decode_s + decode_s,
             stop_hold_s=end.stop_hold_s if end else 0.0,
             send_s=send_s,
             first_token_s=self.first_token_at - self.arrived_at if self.first_token_at else 0.0,

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lifecycle.states import TERMINAL, State
@@ -12,6 +12,8 @@ from router.store import StoreBooks
 #: Others go on writing while the books are read, so what looks wrong is looked at again: that often, with that pause in seconds.
 LOOKS = 3
 PAUSE_S = 0.05
+#: Records that one call looks at.
+OUTLINES = 500
 
 _ENDED = frozenset(state.value for state in TERMINAL)
 
@@ -30,28 +32,25 @@ async def read_books(link: RedisLink, keys: Keys) -> StoreBooks:
 
 
 async def _look(link: RedisLink, keys: Keys) -> StoreBooks:
-    async def read() -> list[Any]:
-        pipe = link.client.pipeline(transaction=True)
-        pipe.execute_command("TIME")
-        pipe.execute_command("HGETALL", keys.reserved)
-        pipe.execute_command("ZRANGE", keys.leases, 0, -1, "WITHSCORES")
-        return await pipe.execute()
-
-    (seconds, microseconds), reserved, flat = await link.call("books", read)
-    now_s = seconds + microseconds / 1e6
-    leases = {str(router): float(expiry) for router, expiry in zip(flat[::2], flat[1::2], strict=True)}
-    tombstones = await link.command("books", "ZCOUNT", keys.tombstones, now_s, "+inf")
-    owned = await _owned(link, keys, list(leases))
-    totals, holds = _split(reserved)
+    found: Any = await link.run("overview", [keys.reserved, keys.leases, keys.tombstones], [])
+    now, reserved, leases, tombstones = found
+    ends = _pairs(leases)
+    totals, holds = _split(_pairs(reserved))
+    owned = await _owned(link, keys, list(ends))
     records = await _records(link, keys, list(owned.keys() | holds.keys()))
     faults = [*_sum_faults(totals, holds), *_hold_faults(holds, records), *_owner_faults(owned, records)]
     return StoreBooks(
         live_requests=len(owned),
         tombstones=int(tombstones),
         reserved=totals,
-        routers={router: expiry - now_s for router, expiry in leases.items()},
+        routers={router: float(end) - float(now) for router, end in ends.items()},
         faults=tuple(faults),
     )
+
+
+def _pairs(flat: Sequence[str]) -> dict[str, str]:
+    """A hash, or a sorted set with its scores, out of a script's flat list."""
+    return dict(zip(flat[::2], flat[1::2], strict=True))
 
 
 async def _owned(link: RedisLink, keys: Keys, routers: list[str]) -> dict[str, str]:
@@ -64,16 +63,13 @@ async def _owned(link: RedisLink, keys: Keys, routers: list[str]) -> dict[str, s
 
 async def _records(link: RedisLink, keys: Keys, ids: list[str]) -> dict[str, dict[str, str | None]]:
     """Owner, state and holds of each id; values are None where there is no record."""
-    names = ("router", "state", "holds")
-
-    async def read() -> list[Any]:
-        pipe = link.client.pipeline(transaction=False)
-        for request_id in ids:
-            pipe.execute_command("HMGET", keys.record(request_id), *names)
-        return await pipe.execute()
-
-    rows = await link.call("books", read) if ids else []
-    return {request_id: dict(zip(names, row, strict=True)) for request_id, row in zip(ids, rows, strict=True)}
+    records: dict[str, dict[str, str | None]] = {}
+    for begin in range(0, len(ids), OUTLINES):
+        some = ids[begin : begin + OUTLINES]
+        rows: Any = await link.run("outlines", [keys.record(request_id) for request_id in some], [])
+        for request_id, row in zip(some, rows, strict=True):
+            records[request_id] = dict(zip(("router", "state", "holds"), row, strict=True))
+    return records
 
 
 def _split(reserved: Mapping[str, str]) -> tuple[dict[str, int], dict[str, dict[tuple[str, int], int]]]:

@@ -3,7 +3,6 @@
 A record is a hash of strings. Times are `repr` of the float, so that they come back exactly; an empty string is "none".
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,7 +14,8 @@ from lifecycle.record import RequestRecord, Transition
 from lifecycle.states import Event, State
 from lifecycle.usage import Timings, Usage
 from router.budget import Budget, Claim, Resource, Scope, Shortage
-from router.store import CancelFlag, WriteOutcome, WriteResult
+from router.placement import Placement
+from router.store import CancelFlag, Reservations, WriteOutcome, WriteResult
 
 #: Transitions kept of a record, the newest ones.
 MAX_TRANSITIONS = 64
@@ -27,13 +27,18 @@ def _time(at: float | None) -> str:
     return "" if at is None else repr(at)
 
 
+def _text(value: Any) -> str:
+    """JSON, by the quickest encoder there is: every request waits for these before its first token."""
+    return msgspec.json.encode(value).decode()
+
+
 def _optional_time(text: str) -> float | None:
     return float(text) if text else None
 
 
 def ending_text(ending: Ending | None) -> str:
     """An ending as a record keeps it; the empty text for None."""
-    return "" if ending is None else msgspec.json.encode(ending).decode()
+    return "" if ending is None else _text(ending)
 
 
 def ending_from_text(text: str) -> Ending | None:
@@ -42,10 +47,10 @@ def ending_from_text(text: str) -> Ending | None:
 
 
 def steps_text(transitions: Sequence[Transition]) -> str:
-    """Transitions as a JSON list of [state, event, time, attempt], the newest MAX_TRANSITIONS of them."""
-    return json.dumps(
+    """Transitions as a JSON list of [state, event, time, attempt, detail], the newest MAX_TRANSITIONS of them."""
+    return _text(
         [
-            [step.state.value, step.event.value if step.event else "", repr(step.at), step.attempt]
+            [step.state.value, step.event.value if step.event else "", repr(step.at), step.attempt, step.detail]
             for step in transitions[-MAX_TRANSITIONS:]
         ]
     )
@@ -67,24 +72,28 @@ def fields(record: RequestRecord, revision: int) -> dict[str, str]:
         "state": record.state.value,
         "prefill_member": record.prefill_member,
         "decode_member": record.decode_member,
+        "decode_incarnation": record.decode_incarnation,
+        "rpc_bound": "1" if record.rpc_bound else "",
+        "detach_s": "" if record.detach_s is None else repr(record.detach_s),
         "transitions": steps_text(record.transitions),
         "ending": ending_text(record.ending),
-        "usage": msgspec.json.encode(record.usage).decode(),
-        "timings": msgspec.json.encode(record.timings).decode(),
+        "usage": _text(record.usage),
+        "timings": _text(record.timings),
         "sent_bytes": str(record.sent_bytes),
         "held_bytes": str(record.held_bytes),
         "cancel_requested_at": _time(record.cancel_requested_at),
         "cancel_observed_at": _time(record.cancel_observed_at),
         "cancel_effective_at": _time(record.cancel_effective_at),
         "cancel_reason": record.cancel_reason,
-        "released": json.dumps(record.released),
+        "released": _text(record.released),
+        "terminal_sequence_no": "" if record.terminal_sequence_no is None else str(record.terminal_sequence_no),
         "revision": str(revision),
     }
 
 
 def copy_text(record: RequestRecord, revision: int) -> str:
     """The owner's copy, as an argument of a script."""
-    return json.dumps({"fields": fields(record, revision), "phase": phase(record)})
+    return _text({"fields": fields(record, revision), "phase": phase(record)})
 
 
 def record_from_fields(stored: Mapping[str, str]) -> RequestRecord:
@@ -103,10 +112,10 @@ def record_from_fields(stored: Mapping[str, str]) -> RequestRecord:
         state=State(stored["state"]),
         prefill_member=stored["prefill_member"],
         decode_member=stored["decode_member"],
-        transitions=[
-            Transition(State(state), Event(event) if event else None, float(at), attempt)
-            for state, event, at, attempt in json.loads(stored["transitions"])
-        ],
+        decode_incarnation=stored.get("decode_incarnation", ""),
+        detach_s=_optional_time(stored.get("detach_s", "")),
+        rpc_bound=bool(stored.get("rpc_bound", "")),
+        transitions=[_transition(step) for step in msgspec.json.decode(stored["transitions"])],
         ending=ending_from_text(stored["ending"]),
         usage=msgspec.json.decode(stored["usage"], type=Usage),
         timings=msgspec.json.decode(stored["timings"], type=Timings),
@@ -117,8 +126,16 @@ def record_from_fields(stored: Mapping[str, str]) -> RequestRecord:
     record.cancel_observed_at = _optional_time(stored["cancel_observed_at"])
     record.cancel_effective_at = _optional_time(stored["cancel_effective_at"])
     record.cancel_reason = stored["cancel_reason"]
-    record.released = json.loads(stored["released"])
+    record.released = msgspec.json.decode(stored["released"])
+    terminal = stored.get("terminal_sequence_no", "")
+    record.terminal_sequence_no = int(terminal) if terminal else None
     return record
+
+
+def _transition(step: Sequence[Any]) -> Transition:
+    """One step; routers of before wrote none of the details, which come last."""
+    state, event, at, attempt, *detail = step
+    return Transition(State(state), Event(event) if event else None, float(at), attempt, *detail)
 
 
 def phase(record: RequestRecord) -> str:
@@ -145,6 +162,7 @@ def cancelled_at_once(record: RequestRecord) -> RequestRecord:
     ended.advance(Event.RELEASED, record.created_at)
     ended.ending = Ending(FinishReason.CANCELLED, Cause.CLIENT_CANCEL)
     ended.cancel_observed_at = ended.cancel_effective_at = record.created_at
+    ended.terminal_sequence_no = 0
     return ended
 
 
@@ -153,13 +171,19 @@ def claims_text(claims: Sequence[Claim], *, tokens: bool = True) -> str:
     kept = [claim for claim in claims if tokens or claim.budget.resource is not Resource.TOKENS]
     if len({claim.budget for claim in kept}) != len(kept):
         raise ValueError("claims of one attempt must name each budget once")
-    return json.dumps([{"label": claim.budget.label, "amount": claim.amount, "limit": claim.limit} for claim in kept])
+    return _text([{"label": claim.budget.label, "amount": claim.amount, "limit": claim.limit} for claim in kept])
 
 
 def budget_from_label(label: str) -> Budget:
     """The budget that a label names."""
     resource, scope, name = label.split(":", 2)
     return Budget(Resource(resource), Scope(scope), name)
+
+
+def holds_of(record: RequestRecord, holds: Sequence[tuple[str, int, int]]) -> Reservations | None:
+    """What the record's attempt holds, from (budget label, attempt, units); None when it is nothing."""
+    claims = tuple(Claim(budget_from_label(label), units, units) for label, attempt, units in holds if attempt == record.attempt)
+    return Reservations(Placement(record.decode_member, record.prefill_member), claims) if claims else None
 
 
 def write_result(reply: Mapping[str, Any]) -> WriteResult:

@@ -1,60 +1,71 @@
-"""The connection to the Redis-compatible server: bounded in time, one retry, errors of one kind.
+"""The connection to the Redis-compatible servers: bounded in time, one retry, errors of one kind.
 
 The client repeats a command when an answer is late, so every script must stand being run many times; see the scripts.
 """
 
 import asyncio
-import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
-from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.client import PubSub
-from redis.asyncio.retry import Retry
-from redis.backoff import ExponentialWithJitterBackoff
 from redis.exceptions import (
+    AskError,
     ClusterDownError,
+    ClusterError,
     ConnectionError,
     MasterDownError,
+    MovedError,
     NoPermissionError,
     NoScriptError,
     OutOfMemoryError,
     ReadOnlyError,
+    RedisClusterException,
+    ResponseError,
+    SlotNotCoveredError,
     TimeoutError,
     TryAgainError,
 )
 
+from router.redis_address import parse_address
+from router.redis_clients import make_client
 from router.redis_scripts import script
 from router.store import OperationStatistics, StoreStatistics, StoreUnavailable
+from rpc import clocks
 
 Answer = TypeVar("Answer")
 
 #: A callback for metrics: operation, seconds, whether it failed. It must not raise.
 Observe = Callable[[str, float, bool], None]
 
-_SCHEMES = ("redis", "rediss", "unix")
-#: Conditions of the server that an operator ends, not the caller.
+#: Conditions of the servers that an operator or time ends, not the caller.
 _AWAY = (
     ConnectionError,
     TimeoutError,
     ReadOnlyError,
     OutOfMemoryError,
-    ClusterDownError,
     MasterDownError,
-    TryAgainError,
     NoPermissionError,
+    ClusterDownError,
+    ClusterError,
+    RedisClusterException,
+    SlotNotCoveredError,
+    MovedError,
+    AskError,
+    TryAgainError,
     OSError,
 )
+#: The same, of which the client library makes no kinds of their own: too few replicas, no disk, a script that does not end.
+_AWAY_CODES = ("NOREPLICAS", "MISCONF", "BUSY")
 
 
 @dataclass(frozen=True, slots=True)
 class RedisSettings:
     """Where the store is and its limits. Durations in seconds."""
 
-    url: str
-    """redis://, rediss:// or unix://."""
+    url: str = field(repr=False)
+    """One server, Sentinels or a cluster; see `router.redis_address`."""
     cell: str = "default"
     """Name of the cell: the hash tag of every key, so that all are in one slot."""
     socket_timeout_s: float = 0.5
@@ -75,11 +86,15 @@ class RedisSettings:
     """Requests that one round of reaping ends at most, and reservations that it looks at."""
     retry_after_s: float = 1.0
     """What StoreUnavailable tells callers to wait."""
+    sentinel_username: str = ""
+    sentinel_password: str = field(default="", repr=False)
+    """What Sentinels ask for; the user in the URL is that of the servers."""
 
     def __post_init__(self) -> None:
-        scheme = urlsplit(self.url).scheme
-        if scheme not in _SCHEMES:
-            raise ValueError(f"redis url: scheme {scheme!r} is not one of {', '.join(_SCHEMES)}")
+        try:
+            parse_address(self.url)
+        except ValueError as bad:
+            raise ValueError(f"redis url: {bad}") from None
         if not self.cell or any(character in self.cell for character in "{}\x1f"):
             raise ValueError("redis cell: must be a name of at least one character without braces")
         for name in ("live_ttl_s", "retention_s", "tombstone_s", "max_tombstones", "max_connections", "reap_batch"):
@@ -98,42 +113,56 @@ class RedisLink:
         self._observe = observe
         self._operations: dict[str, OperationStatistics] = {}
         self._available = True
-        tcp = {} if urlsplit(settings.url).scheme == "unix" else {"socket_keepalive": True}
-        pool = BlockingConnectionPool.from_url(
-            settings.url,
+        self._closed = False
+        self._free = asyncio.Semaphore(settings.max_connections)
+        login = {"username": settings.sentinel_username, "password": settings.sentinel_password}
+        self._client = make_client(
+            parse_address(settings.url),
+            socket_timeout_s=settings.socket_timeout_s,
+            connect_timeout_s=settings.connect_timeout_s,
             max_connections=settings.max_connections,
-            timeout=settings.operation_timeout_s,
-            decode_responses=True,
-            protocol=2,
-            socket_timeout=settings.socket_timeout_s,
-            socket_connect_timeout=settings.connect_timeout_s,
-            health_check_interval=15,
-            retry=Retry(ExponentialWithJitterBackoff(base=0.01, cap=0.1), 1),
-            **tcp,
+            sentinel_login={name: value for name, value in login.items() if value},
         )
-        self.client: Redis = Redis.from_pool(pool)
 
     async def call(self, operation: str, do: Callable[[], Awaitable[Answer]]) -> Answer:
-        """Run one command within the time limit and count it. Raises StoreUnavailable."""
-        began = time.monotonic()
+        """Run one command within the time limit and count it. Raises StoreUnavailable, also after `close`."""
+        if self._closed:
+            raise StoreUnavailable(operation, "the connection was closed on this side", self.settings.retry_after_s)
+        began = clocks.monotonic()
         failed = True
         try:
-            async with asyncio.timeout(self.settings.operation_timeout_s):
-                answer = await do()
+            async with asyncio.timeout(self.settings.operation_timeout_s), self._free:
+                answer = await heeding_cancels(lambda: self._twice_if_demoted(do))
             failed = False
             self._available = True
             return answer
         except _AWAY as error:
-            self._available = False
-            limit_s = self.settings.operation_timeout_s
-            reason = str(error) or f"no answer within {limit_s} s"
-            raise StoreUnavailable(operation, reason, self.settings.retry_after_s) from error
+            raise self._away(operation, error) from error
+        except ResponseError as error:
+            if not str(error).startswith(_AWAY_CODES):
+                raise
+            raise self._away(operation, error) from error
         finally:
-            self._count(operation, time.monotonic() - began, failed)
+            self._count(operation, clocks.monotonic() - began, failed)
+            if self._closed:  # the library has connected again for a call that `close` broke off
+                await self._client.close()
+
+    async def _twice_if_demoted(self, do: Callable[[], Awaitable[Answer]]) -> Answer:
+        """A server that refuses writes was the master until a failover: where the name leads now another one may be."""
+        try:
+            return await do()
+        except ReadOnlyError:
+            await self._client.renew()
+            return await do()
+
+    def _away(self, operation: str, error: Exception) -> StoreUnavailable:
+        self._available = False
+        reason = str(error) or f"no answer within {self.settings.operation_timeout_s} s"
+        return StoreUnavailable(operation, reason, self.settings.retry_after_s)
 
     async def command(self, operation: str, *words: str | int | float) -> Any:
         """Run one command, counted as `operation`; the answer as the client turns it into Python values."""
-        return await self.call(operation, lambda: self.client.execute_command(*words))  # type: ignore[no-untyped-call]
+        return await self.call(operation, lambda: self._client.execute(*words))
 
     async def run(self, name: str, keys: list[str], arguments: list[str | int | float]) -> object:
         """Run a script by its hash; send its text when the server does not know it (after a restart or a failover)."""
@@ -141,16 +170,26 @@ class RedisLink:
 
         async def evaluate() -> object:
             try:
-                return await self.client.evalsha(wanted.sha, len(keys), *keys, *arguments)
+                return await self._client.execute("EVALSHA", wanted.sha, len(keys), *keys, *arguments)
             except NoScriptError:
-                return await self.client.eval(wanted.text, len(keys), *keys, *arguments)
+                return await self._client.execute("EVAL", wanted.text, len(keys), *keys, *arguments)
 
         return await self.call(name, evaluate)
+
+    @asynccontextmanager
+    async def subscribed(self, name: str) -> AsyncIterator[PubSub]:
+        """A connection that listens to the channel `name`, for `listen`. Raises StoreUnavailable."""
+        try:
+            async with self._client.pubsub(name) as channel:
+                await self.call("subscribe", lambda: channel.subscribe(name))
+                yield channel
+        except _AWAY as error:
+            raise StoreUnavailable("subscribe", str(error), self.settings.retry_after_s) from error
 
     async def listen(self, channel: PubSub, wait_s: float) -> str | None:
         """The next published text, None when `wait_s` passed without one. Raises StoreUnavailable when the connection broke."""
         try:
-            message = await channel.get_message(ignore_subscribe_messages=True, timeout=wait_s)
+            message = await heeding_cancels(lambda: channel.get_message(ignore_subscribe_messages=True, timeout=wait_s))
         except _AWAY as error:
             raise StoreUnavailable("listen", str(error), self.settings.retry_after_s) from error
         return str(message["data"]) if message is not None and message["type"] == "message" else None
@@ -172,9 +211,24 @@ class RedisLink:
         return StoreStatistics(operations=dict(self._operations), available=self._available)
 
     async def close(self) -> None:
-        """Close every connection."""
-        await self.client.aclose()
-        await self.client.connection_pool.disconnect()
+        """Close every connection; none is made after it."""
+        self._closed = True
+        await self._client.close()
+
+
+async def heeding_cancels(do: Callable[[], Awaitable[Answer]]) -> Answer:
+    """Runs a call of the client library, and is cancelled when its task was.
+
+    The library writes with asyncio.wait_for, which before Python 3.12 loses a cancel that comes just when the write is done:
+    the caller would go on as if it had never been cancelled.
+    """
+    task = asyncio.current_task()
+    before = task.cancelling() if task is not None else 0
+    try:
+        return await do()
+    finally:
+        if task is not None and task.cancelling() > before:
+            raise asyncio.CancelledError
 
 
 class Keys:
@@ -183,6 +237,7 @@ class Keys:
     def __init__(self, cell: str) -> None:
         self.prefix = f"{{{cell}}}:"
         self.leases = f"{self.prefix}leases"
+        self.addresses = f"{self.prefix}addresses"
         self.reserved = f"{self.prefix}reserved"
         self.cancels = f"{self.prefix}cancels"
         self.tombstones = f"{self.prefix}tombstones"

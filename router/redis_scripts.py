@@ -8,7 +8,13 @@ from importlib import resources
 from lifecycle.states import TABLE, TERMINAL
 from router.budget import Resource
 
-NAMES = ("create", "admit", "advance", "assert_live", "request_cancel", "finish", "heartbeat", "reap", "forget", "sweep")
+NAMES = (
+    *("create", "admit", "begin", "advance", "assert_live", "request_cancel", "finish"),
+    *("heartbeat", "owner", "lapsed", "adopt", "reap", "forget", "sweep"),
+    *("overview", "outlines"),
+)
+#: Functions that several scripts use, put before those.
+PARTS = {"create": ("creating",), "admit": ("placing",), "begin": ("creating", "placing")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +40,7 @@ def rules() -> str:
 def script(name: str) -> Script:
     """The script `name`, one of NAMES, read from the package."""
     folder = resources.files("router") / "scripts"
-    body = (folder / f"{name}.lua").read_text(encoding="utf-8")
-    prelude = (folder / "prelude.lua").read_text(encoding="utf-8")
-    text = rules() + prelude + body
+    files = ("prelude", *PARTS.get(name, ()), name)
+    text = rules() + "".join((folder / f"{file}.lua").read_text(encoding="utf-8") for file in files)
     # The protocol names scripts by SHA-1; nothing secret hangs on it.
     return Script(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())

@@ -2,28 +2,33 @@
 
 import asyncio
 import itertools
-import json
 import random
-import time
-import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
+import msgspec
+
 from lifecycle.record import RequestRecord
 from lifecycle.states import TERMINAL, Event, State, next_state
 from router import redis_codec
+from router.record_copies import become, learn, placed, replaced, requeued
+from router.redis_beginnings import Beginnings
 from router.redis_books import read_books
 from router.redis_link import Keys, Observe, RedisLink, RedisSettings
 from router.redis_reaper import Reaper
 from router.store import (
+    AdoptOutcome,
+    AdoptResult,
+    BeginResult,
     CancelOutcome,
     CancelResult,
-    CreateOutcome,
     CreateResult,
     FinishResult,
     LiveRequest,
+    Orphan,
+    Owner,
     ReapReport,
     Reservations,
     StoreBooks,
@@ -33,6 +38,7 @@ from router.store import (
     WriteOutcome,
     WriteResult,
 )
+from rpc import clocks
 
 #: Writes of one owner to one record can overtake each other; one that was overtaken is made again, at most that often.
 OVERTAKEN_TRIES = 4
@@ -58,7 +64,7 @@ class RedisStore:
         router: str,
         observe: Observe | None = None,
         link: RedisLink | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = clocks.monotonic,
     ) -> None:
         if not router or "\x1f" in router:
             raise ValueError("store: the router's name must not be empty")
@@ -67,12 +73,15 @@ class RedisStore:
         self._link = link or RedisLink(settings, observe)
         self._keys = Keys(settings.cell)
         # Rises over restarts too, should a router's name come back.
-        self._revisions = itertools.count(time.time_ns() // 1000)
-        self._reaper = Reaper(self._link, self._keys)
+        self._revisions = itertools.count(int(clocks.wall() * 1e6))
+        self._beginnings = Beginnings(self._link, self._keys, router, self._revisions)
+        self._reaper = Reaper(self._link, self._keys, router)
         self._clock = clock
         self._renewed_at: float | None = None
         self._held_since = 0.0
         self._lease_lapses = 0
+        self._history = ""
+        self._forgets = 0
 
     @property
     def router(self) -> str:
@@ -84,66 +93,47 @@ class RedisStore:
     async def create(self, record: RequestRecord) -> CreateResult:
         """See `Store`. Raises ValueError for a record that is not new or not this router's."""
         self._must_own(record)
-        if record.state is not State.CREATED:
-            raise ValueError(f"create: request {record.request_id!r} is {record.state.value}, not created")
-        revision = next(self._revisions)
-        keys = self._keys
-        cancelled = redis_codec.cancelled_at_once(record)
-        reply = await self._json(
-            "create",
-            [keys.record(record.request_id), keys.tombstones, keys.notes, keys.owned(self._router), keys.leases],
-            [
-                redis_codec.copy_text(record, revision),
-                uuid.uuid4().hex,
-                self.settings.live_ttl_s,
-                self.settings.retention_s,
-                self.settings.lease_s,
-                redis_codec.copy_text(cancelled, revision),
-            ],
-        )
-        return CreateResult(CreateOutcome(reply["outcome"]), redis_codec.record_from_fields(reply["record"]))
+        return await self._beginnings.create(record)
+
+    async def begin(self, record: RequestRecord, holds: Reservations, at: float) -> BeginResult:
+        """See `Store`. Raises ValueError for a record that is not new or not this router's."""
+        self._must_own(record)
+        result = await self._beginnings.begin(record, holds, at)
+        if result.ticket is not None:
+            learn(record, result.ticket)
+        return result
 
     async def admit(self, record: RequestRecord, holds: Reservations, at: float) -> WriteResult:
         """See `Store`. Raises IllegalTransition when the record is not QUEUED."""
         self._must_own(record)
         next_state(record.state, Event.TICKET)
-        granted = _placed(record, holds, at)
+        granted = placed(record, holds, at)
         result = await self._place(record, granted, record, holds)
         if result.applied:
-            _become(record, granted)
-        _learn(record, result)
+            become(record, granted)
+        learn(record, result)
         return result
 
-    async def retry(self, record: RequestRecord, event: Event, holds: Reservations | None, at: float) -> WriteResult:
+    async def retry(
+        self, record: RequestRecord, event: Event, holds: Reservations | None, at: float, detail: str = ""
+    ) -> WriteResult:
         """See `Store`."""
         self._must_own(record)
-        short = redis_codec.copied(record)
-        short.attempt += 1
-        short.prefill_member = short.decode_member = ""
-        lost = short.advance(event, at) is not State.QUEUED
-        if holds is None:
-            granted = None
-        elif lost:
-            granted = redis_codec.copied(short)
-            granted.decode_member = holds.placement.decode_member
-            granted.prefill_member = holds.placement.prefill_member
-        else:
-            granted = _placed(short, holds, at)
-        if lost:
-            short.advance(Event.REFUSED, at)
+        short = requeued(record, event, at, detail)
+        granted = replaced(record, event, holds, at, detail) if holds is not None else None
         try:
             if granted is None or holds is None:
                 result = await self.advance(short)
             else:
                 result = await self._place(record, granted, short, holds)
         except StoreUnavailable:
-            _become(record, short)
+            become(record, short)
             raise
         if result.outcome is WriteOutcome.SHORT or (result.applied and granted is None):
-            _become(record, short)
+            become(record, short)
         elif result.applied and granted is not None:
-            _become(record, granted)
-        _learn(record, result)
+            become(record, granted)
+        learn(record, result)
         return result
 
     async def advance(self, record: RequestRecord) -> WriteResult:
@@ -157,7 +147,7 @@ class RedisStore:
             [redis_codec.copy_text(record, next(self._revisions)), self.settings.live_ttl_s],
         )
         result = redis_codec.write_result(reply)
-        _learn(record, result)
+        learn(record, result)
         return result
 
     async def finish(self, record: RequestRecord) -> FinishResult:
@@ -214,11 +204,11 @@ class RedisStore:
 
     async def wait_ended(self, request_id: str, timeout_s: float) -> RequestRecord | None:
         """See `Store`. Looks rather than listens: a published message can be lost, so looking is needed anyway."""
-        until = time.monotonic() + timeout_s
+        until = clocks.monotonic() + timeout_s
         pause_s = 0.01
         while True:
             record = await self.get(request_id)
-            left_s = until - time.monotonic()
+            left_s = until - clocks.monotonic()
             if record is None or record.state in TERMINAL or left_s <= 0:
                 return record
             await asyncio.sleep(min(pause_s, left_s))
@@ -246,40 +236,70 @@ class RedisStore:
                 ],
             )
             result = redis_codec.write_result(reply)
-            _learn(record, result)
+            learn(record, result)
             results[record.request_id] = result
         return results
 
-    async def heartbeat(self) -> frozenset[str]:
+    async def heartbeat(self, address: str = "") -> frozenset[str]:
         """See `Store`."""
         keys = self._keys
         began = self._clock()
         reply: Any = await self._link.run(
             "heartbeat",
-            [keys.leases, keys.cancels, keys.owned(self._router)],
-            [self._router, self.settings.lease_s, self.settings.live_ttl_s],
+            [keys.leases, keys.cancels, keys.owned(self._router), keys.addresses],
+            [self._router, self.settings.lease_s, self.settings.live_ttl_s, address],
         )
-        was, flagged = reply
-        if was != "held":
+        was, flagged, history = reply
+        moved = history not in ("", self._history) and self._history != ""
+        self._forgets += moved or (was == "new" and self._renewed_at is not None)
+        self._history = history or self._history
+        late = self._renewed_at is None or began - self._renewed_at > self.settings.lease_s / 2
+        if late or was != "held":
             self._held_since = self._clock()
             self._lease_lapses += was == "lapsed"
         self._renewed_at = began
         return frozenset(flagged)
 
+    async def owner(self, router: str) -> Owner:
+        """See `Store`."""
+        reply: Any = await self._link.run("owner", [self._keys.leases, self._keys.addresses], [router])
+        alive, address = reply
+        return Owner(alive=bool(alive), address=str(address))
+
     async def leave(self) -> None:
         """See `Store`. The lease stays, as one that ran out long ago, until nothing is owned under it."""
         await self._link.command("leave", "ZADD", self._keys.leases, "XX", 0, self._router)
 
-    async def reap(self, at: float) -> ReapReport:
+    async def adopt(self, orphan: Orphan, *, seatless: bool = False) -> AdoptResult:
         """See `Store`."""
-        return await self._reaper.reap(at, bury=self._may_bury())
+        if not self._may_bury():
+            return AdoptResult(AdoptOutcome.ALIVE)
+        keys, request_id, router = self._keys, _checked(orphan.request_id), orphan.router
+        reply = await self._json(
+            "adopt",
+            [
+                *(keys.record(request_id), keys.reserved, keys.owned(router), keys.owned(self._router)),
+                *(keys.cancels, keys.leases),
+            ],
+            [request_id, router, self._router, self.settings.live_ttl_s, "seatless" if seatless else ""],
+        )
+        outcome = AdoptOutcome(reply["outcome"])
+        if outcome is not AdoptOutcome.ADOPTED:
+            return AdoptResult(outcome)
+        record = redis_codec.record_from_fields(reply["record"])
+        return AdoptResult(outcome, record, redis_codec.holds_of(record, msgspec.json.decode(reply["holds"])))
+
+    async def reap(self, at: float, *, spare_seated: bool = False) -> ReapReport:
+        """See `Store`."""
+        return await self._reaper.reap(at, bury=self._may_bury(), spare_seated=spare_seated)
 
     def _may_bury(self) -> bool:
         """Whether this router may end requests of others whose lease ran out.
 
         While the store was away nobody could renew, and the first one back must not end everybody else's requests. So a
-        router has to have held its own lease for a whole lease's time (by then the others are back too), and to have renewed
-        it within half of one (so that no outage has begun since that could have kept the others from renewing).
+        router has to have held its own lease for a whole lease's time (by then the others are back too), with no more than half
+        of one between two renewals and since the last (so that no outage was there, nor has begun since, that could have kept
+        the others from renewing).
         """
         now, lease_s = self._clock(), self.settings.lease_s
         if self._renewed_at is None:
@@ -305,8 +325,7 @@ class RedisStore:
 
     async def _listen(self) -> AsyncGenerator[str, None]:
         """Hints of one connection, until it breaks (StoreUnavailable)."""
-        async with self._link.client.pubsub() as channel:
-            await self._link.call("subscribe", lambda: channel.subscribe(self._keys.hints + self._router))
+        async with self._link.subscribed(self._keys.hints + self._router) as channel:
             while True:
                 message = await self._link.listen(channel, HINT_WAIT_S)
                 if message is not None:
@@ -314,17 +333,17 @@ class RedisStore:
 
     async def health(self) -> StoreHealth:
         """See `Store`."""
-        began = time.monotonic()
+        began = clocks.monotonic()
         try:
             info: Mapping[str, Any] = await self._link.command("health", "INFO", "server")
         except StoreUnavailable as error:
-            return StoreHealth(ok=False, latency_s=time.monotonic() - began, error=str(error))
+            return StoreHealth(ok=False, latency_s=clocks.monotonic() - began, error=str(error))
         name = f"{info.get('server_name', 'redis')} {info.get('valkey_version', info.get('redis_version', ''))}"
-        return StoreHealth(ok=True, latency_s=time.monotonic() - began, server=name)
+        return StoreHealth(ok=True, latency_s=clocks.monotonic() - began, server=name)
 
     def statistics(self) -> StoreStatistics:
         """See `Store`."""
-        return replace(self._link.statistics(), lease_lapses=self._lease_lapses)
+        return replace(self._link.statistics(), lease_lapses=self._lease_lapses, forgets=self._forgets)
 
     async def close(self) -> None:
         """See `Store`."""
@@ -345,7 +364,7 @@ class RedisStore:
 
     async def _json(self, name: str, keys: list[str], arguments: list[str | int | float]) -> dict[str, Any]:
         reply = await self._link.run(name, keys, arguments)
-        answer: dict[str, Any] = json.loads(str(reply))
+        answer: dict[str, Any] = msgspec.json.decode(str(reply))
         return answer
 
     def _must_own(self, record: RequestRecord) -> None:
@@ -359,29 +378,3 @@ def _checked(request_id: str) -> str:
     if not request_id or "\x1f" in request_id:
         raise ValueError("request_id must not be empty nor contain control characters")
     return request_id
-
-
-def _placed(record: RequestRecord, holds: Reservations, at: float) -> RequestRecord:
-    """A queued record as it is once admitted there."""
-    granted = redis_codec.copied(record)
-    granted.advance(Event.TICKET, at)
-    granted.decode_member = holds.placement.decode_member
-    granted.prefill_member = holds.placement.prefill_member
-    return granted
-
-
-def _become(record: RequestRecord, other: RequestRecord) -> None:
-    """Take over state, attempt, members and transitions; `other` grew out of `record`."""
-    known = len(record.transitions)
-    record.attempt = other.attempt
-    record.state = other.state
-    record.transitions.extend(other.transitions[known:])
-    record.decode_member = other.decode_member
-    record.prefill_member = other.prefill_member
-
-
-def _learn(record: RequestRecord, result: WriteResult) -> None:
-    """The owner's copy learns of a cancel that another router noted."""
-    if result.cancel is not None and record.cancel_requested_at is None:
-        record.cancel_requested_at = result.cancel.requested_at
-        record.cancel_reason = result.cancel.reason

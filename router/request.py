@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from lifecycle.deadlines import Limits
+from text.grammar_rule import GrammarRule
 
 
 class OutputMode(Enum):
@@ -11,6 +12,7 @@ class OutputMode(Enum):
 
     DELTA = "delta"
     FINAL_ONLY = "final_only"
+    CUMULATIVE = "cumulative"
 
 
 class Utf8Policy(Enum):
@@ -19,6 +21,36 @@ class Utf8Policy(Enum):
     UNSET = "unset"
     ERROR = "error"
     DROP = "drop"
+
+
+class SlowReader(Enum):
+    """What happens when output is made faster than it is read. A decode member coalesces or pauses; a router only waits."""
+
+    PAUSE = "pause"
+    COALESCE = "coalesce"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """How a request's output reaches whoever reads it.
+
+    `detach_s` is how long the request may run on without a reader, in seconds; None ends it when the last reader leaves.
+    `log_probs`: for how many most likely tokens log-probabilities are told beside each returned one's own; None tells none.
+    `scores_prompt`: those of the prompt too. `echo_prompt`: the prompt is told before the output.
+    """
+
+    output_mode: OutputMode = OutputMode.DELTA
+    slow_reader: SlowReader = SlowReader.PAUSE
+    detach_s: float | None = None
+    log_probs: int | None = None
+    scores_prompt: bool = False
+    echo_prompt: bool = False
+
+    @property
+    def whole(self) -> bool:
+        """Whether a single event holds all of the output."""
+        return self.output_mode is not OutputMode.DELTA
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +126,11 @@ class Examined:
     sampling: Sampling
     stop: Stop
     max_output_tokens: int | None
-    output_mode: OutputMode
+    delivery: Delivery
     utf8_policy: Utf8Policy
     priority: int
     limits: Limits
+    grammar: GrammarRule | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +138,8 @@ class ValidatedRequest:
     """What was asked for, checked and tokenised.
 
     `fingerprint` is a hash of the body as the client sent it (without the id): the same id with another fingerprint is
-    another request. `limits` hold the request's own clocks with the server's defaults filled in, in seconds.
+    another request. `limits` hold the request's own clocks with the server's defaults filled in, in seconds. `grammar`: what the
+    output must be.
     """
 
     request_id: str
@@ -116,10 +150,11 @@ class ValidatedRequest:
     sampling: Sampling
     stop: Stop
     max_output_tokens: int
-    output_mode: OutputMode
+    delivery: Delivery
     utf8_policy: Utf8Policy
     priority: int
     limits: Limits
+    grammar: GrammarRule | None = None
 
     @property
     def prompt_tokens(self) -> int:

@@ -1,24 +1,31 @@
 """The requests that run at this router: one task each, found by id."""
 
 import asyncio
-import time
+import logging
 from collections.abc import Iterable
 
 from lifecycle.finish import Cause, Ending, FinishReason
 from lifecycle.record import RequestRecord
 from router import endings
 from router.cell import Arrival, Cell
+from router.kept_streams import Held, KeptStreams
 from router.request import ValidatedRequest
 from router.route import Route
+from router.store import StoreUnavailable
+from router.takeover import Takeover
+from rpc import clocks
 from rpc.status import draining
+
+_log = logging.getLogger(__name__)
 
 
 class Routes:
     """Live routes. A request's task is owned here, not by the RPC that asked for it: a client that leaves cannot tear it
     out of its clean-up."""
 
-    def __init__(self, cell: Cell) -> None:
+    def __init__(self, cell: Cell, kept: KeptStreams) -> None:
         self.cell = cell
+        self._kept = kept
         self.draining = False
         self._routes: dict[str, Route] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -32,20 +39,34 @@ class Routes:
         """The live route of an id."""
         return self._routes.get(request_id)
 
-    def check(self, request: ValidatedRequest) -> None:
-        """Raises StatusError when this router takes no request now, or runs this id already."""
+    def held(self, request_id: str) -> Held | None:
+        """The stream of a request that runs here, or has ended here a short while ago."""
+        route = self._routes.get(request_id)
+        if route is not None and not route.stream.moved:
+            filling = route.takeover is not None and not route.stream.ended
+            return Held(route.request.tenant, route.request.fingerprint, route.stream, filling)
+        return self._kept.get(request_id)
+
+    def check(self, request: ValidatedRequest) -> bool:
+        """Whether the request is new here, rather than one whose stream is held. Raises StatusError when it is new and this
+        router takes none now, or when its id is another request's."""
+        held = self.held(request.request_id)
+        if held is not None:
+            if held.fingerprint != request.fingerprint:
+                raise endings.id_reused(request.request_id)
+            return False
         if self.draining:
             raise draining("this router")
-        known = self._routes.get(request.request_id)
-        if known is not None:
-            raise endings.repeated(known.record, same_body=known.request.fingerprint == request.fingerprint)
         if not self.cell.admission.has_members():
             raise endings.no_member()
+        if request.delivery.scores_prompt and not self.cell.admission.computes_prompts():
+            raise endings.scores_no_prompts()
+        return True
 
-    def start(self, arrival: Arrival) -> Route:
-        """Begins a request that `check` has passed in this same turn of the event loop."""
+    def start(self, arrival: Arrival, takeover: Takeover | None = None) -> Route:
+        """Begins a request that `check` has passed in this same turn of the event loop, or goes on with another router's."""
         request_id = arrival.request.request_id
-        route = Route(self.cell, arrival)
+        route = Route(self.cell, arrival, takeover)
         self._routes[request_id] = route
         self._idle.clear()
         task = asyncio.create_task(self._run(route), name=f"request {request_id}")
@@ -78,6 +99,14 @@ class Routes:
         """Client streams that have not come to their end."""
         return sum(not route.stream.ended for route in self._routes.values())
 
+    def readers(self) -> int:
+        """Connections that read live requests."""
+        return sum(route.stream.readers for route in self._routes.values())
+
+    def kept_streams(self) -> tuple[int, int]:
+        """Streams kept after their end, and the bytes of their events."""
+        return len(self._kept), self._kept.bytes
+
     def unsent_bytes(self) -> int:
         """Bytes that wait in the buffers of all streams."""
         return sum(route.stream.unsent_bytes for route in self._routes.values())
@@ -91,18 +120,36 @@ class Routes:
         await self._idle.wait()
 
     async def stop(self) -> None:
-        """Ends what still runs, with its reason, and waits for it."""
+        """Ends what still runs, with its reason, and waits for it; what nobody reads is left to other routers."""
         self.draining = True
+        try:
+            await self._leave_detached()
+        except StoreUnavailable as away:
+            _log.warning("requests that nobody reads end here, others could not learn of them: %s", away)
         for route in list(self._routes.values()):
             route.stop.request(Ending(FinishReason.TRANSPORT_ERROR, Cause.SHUTTING_DOWN))
         if self._tasks:
             await asyncio.wait(self._tasks)
+        self._kept.close()
+
+    async def _leave_detached(self) -> None:
+        """Leaves requests as a dead router does, with records as they are now. Raises StoreUnavailable."""
+        for route in list(self._routes.values()):
+            if route.detached:
+                refresh(route)
+                await route.ledger.assert_live()
+                if route.detached:
+                    route.ledger.leave()
 
     async def _run(self, route: Route) -> None:
+        request = route.request
         try:
             await route.run()
         finally:
-            del self._routes[route.request.request_id]
+            if self._routes.get(request.request_id) is route:
+                del self._routes[request.request_id]
+            if route.ledger.created and not route.stream.moved:
+                self._kept.add(request.request_id, Held(request.tenant, request.fingerprint, route.stream))
             if not self._routes:
                 self._idle.set()
 
@@ -112,6 +159,6 @@ def refresh(route: Route) -> RequestRecord:
     record = route.record
     if not record.ended:
         record.usage = route.progress.usage()
-        record.timings = route.progress.timings(time.monotonic(), route.stream.send_s)
+        record.timings = route.progress.timings(clocks.monotonic(), route.stream.send_s)
         record.sent_bytes = route.stream.sent_text_bytes
     return record

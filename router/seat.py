@@ -14,20 +14,34 @@ from typing import Any
 
 import grpc
 
+from lifecycle.record import AttemptKey
 from router.member_link import Member
-from router.pool_messages import SeatEnd, seat_end
+from router.pool_messages import Output, SeatEnd, adopt_message, output, seat_end
 from router.streams import EOF
 from tandem.pools.v1 import decode_pb2, decode_pb2_grpc
 from telemetry.tracing import metadata_with
 
 _log = logging.getLogger(__name__)
 
+#: Reason of a CancelSeat after the end: it has arrived.
+TAKEN = "taken"
+
 #: For a member to end the RPC after its last event.
 _CLOSE_S = 0.5
 
 
 class SeatLost(Exception):
-    """The stream ended without an Ended: the member, or the path to it, is gone."""
+    """The stream ended without an Ended: the member, or the path to it, is gone, or `adopted`: another call has the seat."""
+
+    def __init__(self, why: str, *, adopted: bool = False) -> None:
+        super().__init__(why)
+        self.adopted = adopted
+
+
+#: Why decode refuses a seat whose attempt has one already.
+DUPLICATE_ATTEMPT = "duplicate_attempt"
+#: It lacks more of the prompt than it is to compute.
+PREFIX_GONE = "prefix_gone"
 
 
 class SeatRefused(Exception):
@@ -57,17 +71,45 @@ class Committed:
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
-    """Bytes for the client as they are, and what is counted about them."""
+class Paused:
+    """The sequence stands still. `selected`: tokens that no Output has told; `pushable`: its KV can be moved.
 
-    response: bytes
+    held_log_probs: of `selected`, as in Output.
+    """
+
+    cache_tokens: int
+    selected: tuple[int, ...]
+    pushable: bool
+    held_log_probs: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """The end of a push; `cause` is a closed label when it failed."""
+
+    ok: bool
+    cause: str
+    sent_bytes: int
+    handover_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """A seat was taken over. `opening` is the Open that it was given for; the rest tells what went before the event
+    `next_sequence_no`, which comes next: tokens chosen, tokens returned, bytes of text, log-probabilities of the tokens that were
+    not returned. `committed`: None before the commit. `returned`: with CUMULATIVE, what this seat returned before, as a Delta."""
+
+    opening: Any
     next_sequence_no: int
-    selected_tokens: int
+    output_token_ids: tuple[int, ...]
     returned_tokens: int
-    text_bytes: int
+    sent_text_bytes: int
+    committed: Committed | None
+    held_log_probs: tuple[bytes, ...] = ()
+    returned: bytes = b""
 
 
-SeatEvent = Granted | Committed | Output | SeatEnd
+SeatEvent = Granted | Adopted | Committed | Output | Paused | Pushed | SeatEnd
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +118,12 @@ class SeatLimits:
 
     grant_s: float = 5.0
     cancel_grace_s: float = 5.0
+    #: How long a seat outlives its stream when the stream ends without a cancel.
+    hold_s: float = 10.0
 
 
 class Seat:
-    """An open stream. Made by `open_seat`."""
+    """An open stream. Made by `seat_stream`."""
 
     def __init__(self, call: Any, member: Member, limits: SeatLimits) -> None:
         self._call = call
@@ -92,6 +136,15 @@ class Seat:
         self._losing = False
         self.member = member
         self.ended = False
+
+    @property
+    def over(self) -> bool:
+        """Whether the stream has ended, on whichever side."""
+        return bool(self._call.done())
+
+    def open(self, opening: Any) -> None:
+        """Ask for the seat with an Open; `granted` is the answer. The sequences live from then on."""
+        self.say(decode_pb2.DecodeRequest(open=opening))
 
     async def granted(self) -> Granted:
         """The member's answer. Raises SeatRefused or SeatLost (also when there is none in time)."""
@@ -106,12 +159,24 @@ class Seat:
             raise SeatRefused("ended", event.ending.cause.value, retryable=True)
         raise SeatLost(f"{type(event).__name__} before Granted")
 
+    async def adopted(self) -> Adopted:
+        """The member's answer to an Adopt. Raises SeatRefused or SeatLost (also when there is none in time)."""
+        timer = self._cut_after(self._limits.grant_s, f"no answer within {self._limits.grant_s:g} s")
+        try:
+            event = await self.read()
+        finally:
+            timer.cancel()
+        if isinstance(event, Adopted):
+            return event
+        raise SeatLost(f"{type(event).__name__} before Adopted")
+
     async def read(self) -> SeatEvent:
         """The next event. Raises SeatRefused, or SeatLost when the stream ends without an Ended."""
         try:
             message = await self._call.read()
         except grpc.aio.AioRpcError as error:
-            raise SeatLost(self._cut or f"{error.code().name}: {error.details()}") from None
+            adopted = not self._cut and error.code() is grpc.StatusCode.ABORTED
+            raise SeatLost(self._cut or f"{error.code().name}: {error.details()}", adopted=adopted) from None
         except asyncio.CancelledError:
             # grpc reports a stream that was cut on this side like a cancelled task.
             if self._cut:
@@ -140,6 +205,16 @@ class Seat:
         self.say(decode_pb2.DecodeRequest(prefill_lost=decode_pb2.PrefillLost(cause=cause, drained=False)))
         self._expect_end(cause)
 
+    def pause(self) -> None:
+        """Ask the member to stop at the next step border; Paused comes after all output before it, or the seat's end."""
+        if not self._leaving and not self.ended:
+            self.say(decode_pb2.DecodeRequest(pause=decode_pb2.PauseSeat()))
+
+    def push(self, grant: Any) -> None:
+        """Ask the member of a paused seat to write its KV into another member's grant; Pushed tells the end."""
+        if not self._leaving and not self.ended:
+            self.say(decode_pb2.DecodeRequest(push=decode_pb2.PushSeat(grant=grant)))
+
     def cut(self, why: str) -> None:
         """End the stream now, on this side."""
         if not self._cut and not self.ended:
@@ -150,6 +225,8 @@ class Seat:
         """The end, whatever came before: nothing is open and no task is left."""
         self._expect_none()
         if self.ended and not self._cut:
+            # The member keeps an end that it can not know to have arrived.
+            self.say(decode_pb2.DecodeRequest(cancel=decode_pb2.CancelSeat(reason=TAKEN)))
             await self._read_to_end()
         self._call.cancel()
         if self._saying is not None:
@@ -192,8 +269,7 @@ class Seat:
     def _event(self, message: Any) -> SeatEvent:
         kind = message.WhichOneof("event")
         if kind == "output":
-            one = message.output
-            return Output(one.response, one.next_sequence_no, len(one.selected_token_ids), one.returned_tokens, one.text_bytes)
+            return output(message.output)
         if kind == "ended":
             self.ended = True
             return seat_end(message.ended)
@@ -203,19 +279,49 @@ class Seat:
         if kind == "committed":
             if not self._leaving:
                 self._expect_none()  # a lost prefill had written everything before
-            one = message.committed
-            return Committed(one.handover_s, one.compute_s, one.queue_s)
+            return _committed(message.committed)
+        if kind == "adopted":
+            told = message.adopted
+            return Adopted(
+                opening=told.open,
+                next_sequence_no=max(1, told.next_sequence_no),
+                output_token_ids=tuple(told.output_token_ids),
+                returned_tokens=told.returned_tokens,
+                sent_text_bytes=told.sent_text_bytes,
+                committed=_committed(told.committed) if told.HasField("committed") else None,
+                held_log_probs=tuple(told.held_log_probabilities),
+                returned=told.returned,
+            )
+        if kind == "paused":
+            stopped = message.paused
+            held = tuple(stopped.held_log_probabilities)
+            return Paused(stopped.cache_tokens, tuple(stopped.selected_token_ids), stopped.pushable, held)
+        if kind == "pushed":
+            push = message.pushed
+            return Pushed(push.ok, push.cause, push.sent_bytes, push.handover_s)
         if kind == "refused":
             self.ended = True
             raise SeatRefused(message.refused.reason, message.refused.detail, message.refused.retryable)
         raise SeatLost("an event that this router does not know")
 
 
+def _committed(told: Any) -> Committed:
+    return Committed(told.handover_s, told.compute_s, told.queue_s)
+
+
 @asynccontextmanager
-async def open_seat(
-    member: Member, opening: Any, limits: SeatLimits, *, traceparent: str, timeout_s: float | None
+async def adopt_seat(
+    member: Member, key: AttemptKey, next_sequence_no: int, limits: SeatLimits, *, traceparent: str
 ) -> AsyncIterator[Seat]:
-    """Opens the stream and says `opening` (an Open). Inside, the sequences live; after it, nothing is left open.
+    """A seat that is there: the stream of another router is taken over, events from `next_sequence_no` on come again."""
+    async with seat_stream(member, limits, traceparent=traceparent, timeout_s=None) as seat:
+        seat.say(decode_pb2.DecodeRequest(adopt=adopt_message(key, member.info.incarnation, next_sequence_no)))
+        yield seat
+
+
+@asynccontextmanager
+async def seat_stream(member: Member, limits: SeatLimits, *, traceparent: str, timeout_s: float | None) -> AsyncIterator[Seat]:
+    """Opens the stream, for a first message within the seconds that a member waits for it. After it nothing is left open.
 
     `timeout_s` bounds the whole stream as a last resort.
     """
@@ -224,7 +330,6 @@ async def open_seat(
     seat = Seat(call, member, limits)
     member.users[seat] = seat.cut
     try:
-        seat.say(decode_pb2.DecodeRequest(open=opening))
         yield seat
     finally:
         del member.users[seat]

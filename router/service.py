@@ -3,7 +3,6 @@
 import asyncio
 import random
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -11,21 +10,30 @@ import grpc
 
 import models
 from router.admission import Admission
+from router.adoption import Adopter
 from router.cancelling import Canceller
 from router.cell import Cell, RetryBudget
 from router.config import RouterSettings
-from router.keeping import UnansweredCreates, UnwrittenEnds
+from router.following import Follower
+from router.grammar_check import GrammarCheck
+from router.keeping import AcceptedCancels, UnansweredCreates, UnwrittenEnds
+from router.kept_streams import KeptStreams
 from router.member_link import Role
 from router.members import Members
 from router.prompt import PromptEncoder
+from router.redis_link import Observe, RedisSettings
 from router.redis_store import RedisStore
 from router.request import ServedModel
+from router.router_peers import RouterPeers
 from router.routes import Routes
 from router.servicer import SERVICE_NAME, Door, InferenceServicer, generic_handler
 from router.store import StoreUnavailable
 from router.upkeep import Upkeep
+from router.without_store import Outage
+from rpc import clocks
 from rpc.admin import Books
 from rpc.application import Frame
+from rpc.channels import internal_channel
 from rpc.status import loading
 from telemetry.router_metrics import STORE_CALLS, RouterGauges, RouterMetrics
 from text import Tokenizer
@@ -52,15 +60,30 @@ def load_model(name: str, served_name: str) -> LoadedModel:
     return LoadedModel(model, models.load_tokenizer(ref))
 
 
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """How a router reaches what is outside of it: opens the request store, and channels to other processes of the cell."""
+
+    open_store: Callable[[RedisSettings, str, Observe], RedisStore] = RedisStore
+    dial: Callable[[str], grpc.aio.Channel] = internal_channel
+
+
 class Router:
     """rpc.application.Application for one router. `load` is called once, off the event loop."""
 
     service_names: Sequence[str] = (SERVICE_NAME,)
 
-    def __init__(self, frame: Frame, settings: RouterSettings, load: Callable[[], LoadedModel] | None = None) -> None:
+    def __init__(
+        self,
+        frame: Frame,
+        settings: RouterSettings,
+        load: Callable[[], LoadedModel] | None = None,
+        outside: Outside | None = None,
+    ) -> None:
         self._frame = frame
         self._settings = settings
         self._load = load or (lambda: load_model(settings.model, settings.served_model_name))
+        self._outside = outside or Outside()
         self._metrics = RouterMetrics(frame.metrics)
         self._thread = threading.get_ident()
         self._parts: _Parts | None = None
@@ -72,7 +95,7 @@ class Router:
     async def start(self) -> None:
         """Loads the tokenizer, finds members, takes the lease. Members and store may come later: they make nobody wait."""
         loaded = await asyncio.to_thread(self._load)
-        self._parts = parts = _Parts(self._frame, self._settings, loaded, self._metrics)
+        self._parts = parts = _Parts(self._frame, self._settings, loaded, self._metrics, self._outside)
         loop = asyncio.get_running_loop()
         self._metrics.gauges_from(lambda: self._gauges(parts, loop))
         await parts.upkeep.start()
@@ -93,9 +116,10 @@ class Router:
             self._parts.routes.begin_drain()
 
     async def drained(self) -> None:
-        """Returns when no request runs."""
+        """Returns when no request runs, and none of another router is passed on."""
         if self._parts is not None:
             await self._parts.routes.drained()
+            await self._parts.peers.idle()
 
     async def stop(self) -> None:
         """Ends what still runs with SHUTTING_DOWN, and everything else. Also after a start that failed."""
@@ -122,14 +146,16 @@ class Router:
 class _Parts:
     """Everything of a router that has started."""
 
-    def __init__(self, frame: Frame, settings: RouterSettings, loaded: LoadedModel, metrics: RouterMetrics) -> None:
+    def __init__(
+        self, frame: Frame, settings: RouterSettings, loaded: LoadedModel, metrics: RouterMetrics, outside: Outside
+    ) -> None:
         # The end of an incarnation is its random part: what stands before is the same at each start on one machine.
         name = f"{frame.name}@{frame.incarnation[-12:]}"
         self._settings = settings
-        self.store = RedisStore(settings.redis_settings(), name, _observer(metrics))
+        self.store = outside.open_store(settings.redis_settings(), name, _observer(metrics))
         self.encoder = PromptEncoder(loaded.tokenizer, threads=settings.tokenise_threads, waiting=settings.tokenise_waiting)
-        self.members = Members(settings.members_settings(name), loaded.model, self._look, frame.crashed)
-        self.admission = Admission(self.members, settings.admission_settings(), random.Random())
+        self.members = Members(settings.members_settings(name), loaded.model, self._look, frame.crashed, outside.dial)
+        self.admission = Admission(self.members, settings.admission_settings(), random.Random(random.getrandbits(64)))
         self.unwritten = UnwrittenEnds(self.store)
         unanswered = UnansweredCreates(self.store)
         cell = Cell(
@@ -137,20 +163,37 @@ class _Parts:
             admission=self.admission,
             unwritten=self.unwritten,
             unanswered=unanswered,
-            retries=RetryBudget(settings.retry_share),
+            cancels=AcceptedCancels(self.store),
+            retries=RetryBudget(settings.retry_share, settings.retry_burst),
             limits=settings.route_limits(),
             metrics=metrics,
             tracing=frame.tracing,
+            outage=Outage(settings.redis_outage),
         )
-        self.routes = Routes(cell)
-        self.upkeep = Upkeep(self.store, self.routes, self.unwritten, frame.crashed)
+        self.routes = Routes(cell, KeptStreams(settings.keep_limits()))
+        self.adopter = Adopter(self.routes, self.members, loaded.model, settings.adoption_limits())
+        self.peers = RouterPeers(name, outside.dial)
+        self.upkeep = Upkeep(self.store, frame.address, self.routes, self.unwritten, self.adopter, frame.crashed)
+        follower = Follower(self.routes, self.peers, self.adopter, settings.attach_wait_s)
         canceller = Canceller(self.routes, settings.cancel_wait_s)
         self.servicer = InferenceServicer(
-            Door(settings, loaded.model, self.encoder, self.members, self.routes, canceller, frame.tracing)
+            Door(
+                settings=settings,
+                model=loaded.model,
+                encoder=self.encoder,
+                members=self.members,
+                routes=self.routes,
+                canceller=canceller,
+                follower=follower,
+                tracing=frame.tracing,
+                grammars=GrammarCheck(self.members, loaded.model.snapshot),
+            )
         )
 
     async def close(self) -> None:
         """Requests first, then what they used."""
+        self.peers.stop()
+        await self.adopter.stop()
         await self.routes.stop()
         await self.upkeep.stop()
         await self.members.close()
@@ -167,6 +210,9 @@ class _Parts:
             "routes": len(self.routes),
             "seats": self.routes.seats(),
             "streams": self.routes.streams(),
+            "readers": self.routes.readers(),
+            "passed_on": len(self.peers),
+            "adoptions": len(self.adopter),
             "unsent_bytes": self.routes.unsent_bytes(),
             "unwritten_ends": len(self.unwritten),
             "prompts_being_tokenised": self.encoder.busy,
@@ -186,8 +232,9 @@ class _Parts:
 
     def gauges(self) -> RouterGauges:
         """What is held now."""
-        now, waiting = time.monotonic(), self.admission.queue.statistics()
+        now, waiting = clocks.monotonic(), self.admission.queue.statistics()
         members = self.members.statistics()
+        kept_streams, kept_bytes = self.routes.kept_streams()
         return RouterGauges(
             queued_requests={str(priority): count for priority, count in waiting.by_priority.items()},
             oldest_queued_s={str(priority): now - at for priority, at in waiting.oldest_arrived_at.items()},
@@ -195,9 +242,12 @@ class _Parts:
             running_requests=self.routes.seats(),
             open_tickets=self.admission.tickets(),
             open_streams=self.routes.streams(),
+            kept_streams=kept_streams,
+            kept_bytes=kept_bytes,
             members={role.value: members[f"{role.value}_usable"] + members[f"{role.value}_stale"] for role in Role},
             stale_members={role.value: members[f"{role.value}_stale"] for role in Role},
             leases=float(self.upkeep.holds_lease),
+            prefix_hints={role.value: float(len(hints)) for role, hints in self.members.hints.items()},
         )
 
     def _look(self) -> None:
@@ -218,4 +268,12 @@ def _observer(metrics: RouterMetrics) -> Callable[[str, float, bool], None]:
 
 
 #: Calls of upkeep, by the label under which they are counted.
-_STORE_LABELS = {"heartbeat": "lease", "leave": "lease", "reap": "adopt", "assert_live": "advance", "wait_ended": "get"}
+_STORE_LABELS = {
+    "heartbeat": "lease",
+    "leave": "lease",
+    "owner": "get",
+    "reap": "adopt",
+    "adopt": "adopt",
+    "assert_live": "advance",
+    "wait_ended": "get",
+}

@@ -5,8 +5,7 @@ written as the bytes that the decode member made.
 """
 
 import secrets
-import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,29 +13,35 @@ import grpc
 from opentelemetry.trace import SpanKind
 
 from lifecycle.deadlines import Deadlines, Limits
-from lifecycle.finish import Cause, Ending, FinishReason
 from router import endings, validation
 from router.cancelling import Canceller
 from router.cell import Arrival
 from router.client_messages import REASONS, STATES, record_message
 from router.config import RouterSettings
+from router.following import Follower, Wanted, read
+from router.grammar_check import GrammarCheck
 from router.member_link import Role
 from router.members import Members
 from router.prompt import PromptEncoder
-from router.request import Examined, ServedModel, ValidatedRequest
+from router.relay import Elsewhere
+from router.request import Examined, OutputMode, ServedModel, ValidatedRequest
+from router.route import Route
+from router.router_peers import FORWARDED_KEY, TENANT_KEY
 from router.routes import Routes, refresh
 from router.spans import request_attributes
 from router.store import StoreUnavailable
 from router.wire import parse
-from rpc.details import Resource
-from rpc.status import StatusError, not_found, slow_consumer, unavailable
+from rpc import clocks
+from rpc.status import StatusError
 from tandem.v1 import inference_pb2 as pb
 from telemetry import logs, names
 from telemetry.tracing import Tracing, traceparent_from_metadata
 
 SERVICE_NAME = "tandem.v1.InferenceService"
-TENANT_KEY = "tandem-tenant"
 DEFAULT_TENANT = "default"
+#: Metadata of a request that began while the store was away: it is served, but a second one of its id would be too.
+IDEMPOTENCY_KEY = "tandem-idempotency"
+_NOT_IDEMPOTENT = ((IDEMPOTENCY_KEY, "none"),)
 #: Of an RPC's own deadline this share, at most so many seconds, is kept back for the terminal event to reach the client.
 _RPC_MARGIN_SHARE = 0.05
 _RPC_MARGIN_S = 0.1
@@ -52,7 +57,9 @@ class Door:
     members: Members
     routes: Routes
     canceller: Canceller
+    follower: Follower
     tracing: Tracing
+    grammars: GrammarCheck
 
 
 class InferenceServicer:
@@ -64,29 +71,40 @@ class InferenceServicer:
         self._budgets = door.settings.admission_settings().budgets
 
     async def generate(self, raw: bytes, context: Any) -> None:
-        """One request. The route runs in a task of its own; here its events are written until the end."""
-        arrived_at = time.monotonic()
+        """One request. The route runs in a task of its own; here its events are written until the end. One that is known
+        already is not run again: its stream is taken up."""
+        arrived_at = clocks.monotonic()
         try:
             examined = self._examined(raw, context)
             logs.bind(examined.request_id)
             request = await self._validated(examined)
-            self._door.routes.check(request)
+            new = self._door.routes.check(request)
         except StatusError as refusal:
             metrics = self._door.routes.cell.metrics
             metrics.refusals.inc(1, endings.REFUSAL_LABELS.get(refusal.reason, "invalid"))
             raise
-        chat = examined.prompt.chat is not None
-        route = self._door.routes.start(self._arrival(request, context, arrived_at, chat=chat))
-        status: StatusError | None = None
-        try:
-            status = await route.stream.pump(context.write)
-        except TimeoutError:
-            status = slow_consumer("the rest of the stream was not taken in time after its end")
-        finally:
-            if route.stream.leave():
-                route.stop.request(_client_left(deadline=context.time_remaining() == 0))
-        if status is not None:
-            raise status
+        next_no = 0
+        if new:
+            chat = examined.prompt.chat is not None
+            route = self._door.routes.start(self._arrival(request, context, arrived_at, chat=chat))
+            try:
+                await read(request.request_id, route.stream, 0, context, _saying_what_holds(route, context))
+            except Elsewhere as moved:
+                next_no = moved.next_no
+            else:
+                return
+        final_only = request.delivery.output_mode is OutputMode.FINAL_ONLY
+        repeated = Wanted(request.request_id, next_no, request.tenant, request.fingerprint, final_only, moved=new)
+        await self._door.follower.follow(repeated, context)
+
+    async def attach(self, raw: bytes, context: Any) -> None:
+        """The stream of a request from an event on, wherever it runs or has run."""
+        message = parse(pb.AttachRequest, raw)
+        validation.check_request_id(message.request_id)
+        logs.bind(message.request_id)
+        forwarded = any(key == FORWARDED_KEY for key, _ in context.invocation_metadata() or ())
+        wanted = Wanted(message.request_id, message.next_sequence_no, self._tenant(context), forwarded=forwarded)
+        await self._door.follower.follow(wanted, context)
 
     async def cancel(self, raw: bytes, context: Any) -> Any:
         """Ends a request by id, wherever it runs."""
@@ -112,10 +130,9 @@ class InferenceServicer:
         try:
             record = record or await cell.store.get(request_id)
         except StoreUnavailable as away:
-            message = "the request store does not answer; try again"
-            raise unavailable(message, "STORE_UNAVAILABLE", retry_after_s=away.retry_after_s) from None
+            raise endings.store_away(away.retry_after_s) from None
         if record is None:
-            raise not_found(Resource("request", request_id), "UNKNOWN_REQUEST")
+            raise endings.unknown_request(request_id)
         return pb.GetResponse(record=record_message(record))
 
     async def list_models(self, raw: bytes, context: Any) -> Any:
@@ -138,7 +155,10 @@ class InferenceServicer:
 
     async def _validated(self, examined: Examined) -> ValidatedRequest:
         token_ids = await self._door.encoder.encode(examined.prompt)
-        return validation.complete(examined, token_ids, self._door.members.capacity(), self._limits, self._budgets)
+        request = validation.complete(examined, token_ids, self._door.members.capacity(), self._limits, self._budgets)
+        if request.grammar is not None and self._door.routes.get(request.request_id) is None:
+            await self._door.grammars.check(request.grammar)
+        return request
 
     def _tenant(self, context: Any) -> str:
         """Who is accounted. Only something trusted in front of this router may say so."""
@@ -157,15 +177,20 @@ class InferenceServicer:
             attributes=request_attributes(request, operation),
             kind=SpanKind.SERVER,
         )
-        limits, rpc_bound = with_rpc_deadline(request.limits, context.time_remaining(), time.monotonic() - arrived_at)
+        limits, rpc_bound = request.limits, False
+        if request.delivery.detach_s is None:
+            limits, rpc_bound = with_rpc_deadline(limits, context.time_remaining(), clocks.monotonic() - arrived_at)
         return Arrival(request, Deadlines(limits, arrived_at), rpc_bound, span)
 
 
 def generic_handler(serving: Callable[[], InferenceServicer]) -> Any:
-    """The service as gRPC takes it. `serving` gives the servicer at the time of a call; Generate writes bytes."""
+    """The service as gRPC takes it. `serving` gives the servicer at the time of a call; Generate and Attach write bytes."""
 
     async def generate(raw: bytes, context: Any) -> None:
         await serving().generate(raw, context)
+
+    async def attach(raw: bytes, context: Any) -> None:
+        await serving().attach(raw, context)
 
     async def cancel(raw: bytes, context: Any) -> Any:
         return await serving().cancel(raw, context)
@@ -179,6 +204,7 @@ def generic_handler(serving: Callable[[], InferenceServicer]) -> Any:
     unary = grpc.unary_unary_rpc_method_handler
     methods = {
         "Generate": grpc.unary_stream_rpc_method_handler(generate),
+        "Attach": grpc.unary_stream_rpc_method_handler(attach),
         "Cancel": unary(cancel, response_serializer=pb.CancelResponse.SerializeToString),
         "Get": unary(get, response_serializer=pb.GetResponse.SerializeToString),
         "ListModels": unary(list_models, response_serializer=pb.ListModelsResponse.SerializeToString),
@@ -200,7 +226,16 @@ def with_rpc_deadline(limits: Limits, remaining_s: float | None, age_s: float) -
     return Limits(limits.queue_s, limits.first_token_s, limits.inter_token_s, overall_s), True
 
 
-def _client_left(*, deadline: bool) -> Ending:
-    if deadline:
-        return Ending(FinishReason.DEADLINE_EXCEEDED, Cause.RPC_DEADLINE)
-    return Ending(FinishReason.CANCELLED, Cause.CLIENT_GONE)
+def _saying_what_holds(route: Route, context: Any) -> Callable[[bytes], Awaitable[None]]:
+    """Writes events; before the first one a client is told when its request id protects it from nothing."""
+    said = False
+
+    async def write(event: bytes) -> None:
+        nonlocal said
+        if not said and not route.ledger.idempotent:
+            context.set_trailing_metadata(_NOT_IDEMPOTENT)
+            await context.send_initial_metadata(_NOT_IDEMPOTENT)
+        said = True
+        await context.write(event)
+
+    return write

@@ -1,20 +1,24 @@
 """Why a request has to end before it is done: the first reason wins, and whatever the request is doing then is told."""
 
 import asyncio
-import time
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TypeVar
 
 from lifecycle.deadlines import Clock, Deadlines
 from lifecycle.finish import Cause, Ending, FinishReason
+from rpc import clocks
 
 T = TypeVar("T")
 
-#: Labels of the clocks that a router watches; the inter-token clock runs where the tokens are made.
+#: Labels of the clocks that a router watches. The inter-token clock runs where the tokens are made; here only while a request
+#: waits for another decode member: nobody makes tokens then.
 CLOCK_CAUSES = {
     Clock.QUEUE: Cause.QUEUE_DEADLINE,
     Clock.FIRST_TOKEN: Cause.FIRST_TOKEN_DEADLINE,
+    Clock.INTER_TOKEN: Cause.INTER_TOKEN_ENGINE,
     Clock.OVERALL: Cause.OVERALL_DEADLINE,
 }
 
@@ -39,7 +43,7 @@ class Stop:
         """Ask for the end; False when an earlier reason stands."""
         if self.ending is not None:
             return False
-        self.ending, self.requested_at = ending, time.monotonic()
+        self.ending, self.requested_at = ending, clocks.monotonic()
         for action in list(self._actions):
             action(ending)
         return True
@@ -92,28 +96,39 @@ class Stop:
 
 
 class Clocks:
-    """Asks `stop` for the end when one of the request's clocks runs out.
+    """Asks `stop` for the end when one of the request's clocks runs out, or when it was without a decode member for too long.
 
     `rpc_bound` tells that the overall limit is the RPC's own deadline.
     """
 
     def __init__(self, deadlines: Deadlines, stop: Stop, *, rpc_bound: bool) -> None:
         self._deadlines = deadlines
+        self._seated = replace(deadlines, limits=replace(deadlines.limits, inter_token_s=None))
         self._stop = stop
         self._rpc_bound = rpc_bound
         self._admitted = False
-        self._first_token_at: float | None = None
+        self._last_token_at: float | None = None
+        self._without_decode = False
+        self._recover_by = math.inf
         self._timer: asyncio.TimerHandle | None = None
         self._arm()
 
     def admitted(self) -> None:
-        """A seat was given: the queue clock stops for good."""
+        """A seat was given: the queue clock stops for good, and the member watches the time between tokens."""
         self._admitted = True
+        self._without_decode, self._recover_by = False, math.inf
         self._arm()
 
     def first_token(self, now: float) -> None:
         """The first token was selected: its clock stops."""
-        self._first_token_at = now
+        self._last_token_at = now
+        self._arm()
+
+    def decode_lost(self, last_token_at: float, recover_by: float) -> None:
+        """There is no decode member since the last token; another has to give a seat until `recover_by`."""
+        if self._last_token_at is not None:
+            self._last_token_at = max(self._last_token_at, last_token_at)
+        self._without_decode, self._recover_by = True, recover_by
         self._arm()
 
     def close(self) -> None:
@@ -126,17 +141,25 @@ class Clocks:
         """The label of a clock that ran out."""
         return Cause.RPC_DEADLINE if clock is Clock.OVERALL and self._rpc_bound else CLOCK_CAUSES[clock]
 
+    @property
+    def _running(self) -> Deadlines:
+        return self._deadlines if self._without_decode else self._seated
+
     def _arm(self) -> None:
         self.close()
         if self._stop.ending is not None:
             return
-        due = self._deadlines.next_expiry(self._admitted, self._first_token_at)
-        if due is not None:
-            self._timer = asyncio.get_running_loop().call_later(max(0.0, due - time.monotonic()), self._expire)
+        due = self._running.next_expiry(self._admitted, self._last_token_at)
+        due = self._recover_by if due is None else min(due, self._recover_by)
+        if due < math.inf:
+            self._timer = asyncio.get_running_loop().call_later(max(0.0, due - clocks.monotonic()), self._expire)
 
     def _expire(self) -> None:
-        clock = self._deadlines.expired(time.monotonic(), self._admitted, self._first_token_at)
-        if clock is None:
+        now = clocks.monotonic()
+        clock = self._running.expired(now, self._admitted, self._last_token_at)
+        if clock is not None:
+            self._stop.request(Ending(FinishReason.DEADLINE_EXCEEDED, self.cause(clock)))
+        elif now >= self._recover_by:
+            self._stop.request(Ending(FinishReason.TRANSPORT_ERROR, Cause.DECODE_LOST))
+        else:
             self._arm()
-            return
-        self._stop.request(Ending(FinishReason.DEADLINE_EXCEEDED, self.cause(clock)))

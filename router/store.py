@@ -105,6 +105,14 @@ class WriteResult:
 
 
 @dataclass(frozen=True, slots=True)
+class BeginResult:
+    """`ticket` is what became of the first attempt of a record that was CREATED; None when it was there already."""
+
+    created: CreateResult
+    ticket: WriteResult | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class FinishResult:
     """`won` is whether the caller's ending is the request's ending. `record` is the stored record after the call (the
     winner's when another one won), None when `outcome` is UNKNOWN."""
@@ -148,6 +156,42 @@ class LiveRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class Owner:
+    """A router that owns records: whether its lease holds, and where other routers reach it ("" when it has not said)."""
+
+    alive: bool
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Orphan:
+    """A live request, and the router that owned it when it was looked at."""
+
+    request_id: str
+    router: str
+
+
+class AdoptOutcome(Enum):
+    """What became of an adoption."""
+
+    ADOPTED = "adopted"
+    """The request is this router's now."""
+    ALIVE = "alive"
+    """Its owner lives, or this router is in no position to judge that."""
+    GONE = "gone"
+    """It has ended, or another router owns it."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdoptResult:
+    """With ADOPTED the record as stored, and what its attempt holds (None: nothing)."""
+
+    outcome: AdoptOutcome
+    record: RequestRecord | None = None
+    holds: Reservations | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ReapReport:
     """What one round of reaping did."""
 
@@ -156,6 +200,8 @@ class ReapReport:
     released: int = 0
     """Reservations without a live request that were given back."""
     dead_routers: tuple[str, ...] = ()
+    seated: tuple[Orphan, ...] = ()
+    """Requests of dead routers that were spared: their decode member may still have the seat."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +247,8 @@ class StoreStatistics:
     """Whether the last call was answered."""
     lease_lapses: int = 0
     """How often this router's lease had run out before it was renewed: others may have reaped its requests."""
+    forgets: int = 0
+    """How often the store was found to have restarted or failed over: writes that it had acknowledged may be missing."""
 
 
 class Store(Protocol):
@@ -216,6 +264,12 @@ class Store(Protocol):
         Concurrent creates of one id have one CREATED. With a tombstone the record is stored as CANCELLED.
         """
 
+    async def begin(self, record: RequestRecord, holds: Reservations, at: float) -> BeginResult:
+        """As `create`, accepted at wall time `at`, and then `admit`, in one step; the passed record is advanced to match.
+
+        The record is QUEUED unless the ticket was given. Whoever gets no answer may have left it ADMITTED, with its holds.
+        """
+
     async def admit(self, record: RequestRecord, holds: Reservations, at: float) -> WriteResult:
         """Take all claims for the record's attempt, or none, and follow the edge TICKET at wall time `at`.
 
@@ -229,9 +283,11 @@ class Store(Protocol):
         Entering QUEUED or a terminal state gives back everything held; entering DECODING gives back prompt tokens.
         """
 
-    async def retry(self, record: RequestRecord, event: Event, holds: Reservations | None, at: float) -> WriteResult:
-        """Begin the next attempt after `event` (REFUSED, PREFILL_LOST or DECODE_LOST): the old attempt's reservations go
-        back and `holds` are taken in the same step.
+    async def retry(
+        self, record: RequestRecord, event: Event, holds: Reservations | None, at: float, detail: str = ""
+    ) -> WriteResult:
+        """Begin the next attempt after `event` (REFUSED, PREFILL_LOST or DECODE_LOST, with the label of what was lost as
+        `detail`): the old attempt's reservations go back and `holds` are taken in the same step.
 
         APPLIED: the record is ADMITTED at attempt + 1. SHORT, or `holds` None (then APPLIED): it is QUEUED at
         attempt + 1 and holds nothing; so it is in the passed record after StoreUnavailable too, and the next write makes it
@@ -266,14 +322,26 @@ class Store(Protocol):
         Reservations are taken back without looking at limits: the members hold them already.
         """
 
-    async def heartbeat(self) -> frozenset[str]:
-        """Renew this router's lease (5 s; call every second). Returns the ids of its requests with a cancel flagged."""
+    async def heartbeat(self, address: str = "") -> frozenset[str]:
+        """Renew this router's lease (5 s; call every second), with the address (host:port) at which other routers reach it.
+        Returns the ids of its requests with a cancel flagged."""
+
+    async def owner(self, router: str) -> Owner:
+        """Whether a router lives, by the store's clock, and where it is."""
 
     async def leave(self) -> None:
         """Give up this router's lease at once, so that others need not wait for it to run out."""
 
-    async def reap(self, at: float) -> ReapReport:
+    async def adopt(self, orphan: Orphan, *, seatless: bool = False) -> AdoptResult:
+        """Take a live request over from a router whose lease ran out, with everything that it holds: compare-and-set on its
+        owner. As with `reap`, only a router whose own lease has held for long enough may. The caller runs it or ends it. With
+        `seatless` only one that is still before its seat is taken.
+        """
+
+    async def reap(self, at: float, *, spare_seated: bool = False) -> ReapReport:
         """End the live requests of routers whose lease ran out, and give back reservations of requests that are gone.
+
+        With `spare_seated` those are left alone whose decode member may still have their seat: see `adopt`.
 
         An orphan with a cancel flagged ends CANCELLED, any other FAILED with the cause router_lost. Any router may call it,
         any number at once; a bounded number of requests is handled in a call. Only a router whose own lease is fresh, and
@@ -300,7 +368,10 @@ class Store(Protocol):
 
 
 __all__ = [
+    "AdoptOutcome",
+    "AdoptResult",
     "AttemptKey",
+    "BeginResult",
     "CancelFlag",
     "CancelOutcome",
     "CancelResult",
@@ -310,6 +381,8 @@ __all__ = [
     "FinishResult",
     "LiveRequest",
     "OperationStatistics",
+    "Orphan",
+    "Owner",
     "Placement",
     "ReapReport",
     "Reservations",

@@ -3,13 +3,14 @@
 import asyncio
 import logging
 import random
-import time
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 
+from router.adoption import Adopter
 from router.keeping import UnwrittenEnds
 from router.routes import Routes
 from router.store import Store, StoreUnavailable
+from rpc import clocks
 from rpc.application import lasting
 
 _log = logging.getLogger(__name__)
@@ -19,19 +20,35 @@ HEARTBEAT_S = 1.0
 ASSERT_S = 5.0
 REAP_S = 2.0
 SETTLE_S = 5.0
+#: Between two rounds of telling a store again what it may have forgotten. Several: calls that were under way can have been
+#: answered by a server that is not the master any more, for as long as such a call may take.
+REMIND_S = 2.0
+REMINDERS = 3
 
 
 class Upkeep:
     """Tasks that run as long as the router. A store that is away makes none of them fail; a fault of ours ends the router:
-    without its lease others would take its requests for lost."""
+    without its lease others would take its requests for lost. `address` is where other routers reach this one."""
 
-    def __init__(self, store: Store, routes: Routes, unwritten: UnwrittenEnds, crashed: Callable[[BaseException], None]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        address: str,
+        routes: Routes,
+        unwritten: UnwrittenEnds,
+        adopter: Adopter,
+        crashed: Callable[[BaseException], None],
+    ) -> None:
         self._store = store
+        self._address = address
         self._routes = routes
         self._unwritten = unwritten
+        self._adopter = adopter
         self._crashed = crashed
         self._tasks: list[asyncio.Task[None]] = []
         self._away = False
+        self._forgets = 0
+        self._reminders = 0
         self.lease_at = 0.0
 
     async def start(self) -> None:
@@ -44,6 +61,7 @@ class Upkeep:
             "unanswered creates": self._every(SETTLE_S, self._routes.cell.unanswered.settle),
             "cancel hints": self._hints(),
             "unwritten ends": self._unwritten.run(),
+            "memory of the store": self._every(REMIND_S, self._remind),
         }
         self._tasks = [lasting(asyncio.create_task(one, name=name), self._crashed) for name, one in work.items()]
 
@@ -59,7 +77,7 @@ class Upkeep:
     @property
     def holds_lease(self) -> bool:
         """Whether the lease was renewed lately."""
-        return time.monotonic() - self.lease_at < 5 * HEARTBEAT_S
+        return clocks.monotonic() - self.lease_at < 5 * HEARTBEAT_S
 
     async def _every(self, seconds: float, work: Callable[[], Awaitable[None]]) -> None:
         while True:
@@ -79,14 +97,27 @@ class Upkeep:
             self._away = False
 
     async def _heartbeat(self) -> None:
-        flagged = await self._store.heartbeat()
-        self.lease_at = time.monotonic()
+        flagged = await self._store.heartbeat(self._address)
+        self.lease_at = clocks.monotonic()
         self._routes.cancel_flagged(flagged)
+        forgets = self._store.statistics().forgets
+        if forgets != self._forgets:
+            self._forgets, self._reminders = forgets, REMINDERS
+            _log.warning("the request store restarted or failed over: it is told again what it may have forgotten")
+
+    async def _remind(self) -> None:
+        """Live records, late ends and late cancels once more; what the store still knows is not changed by it."""
+        if self._reminders:
+            await self._routes.assert_live()
+            self._unwritten.doubt()
+            await self._routes.cell.cancels.tell_again()
+            self._reminders -= 1
 
     async def _reap(self) -> None:
-        report = await self._store.reap(time.time())
+        report = await self._store.reap(clocks.wall(), spare_seated=True)
         if report.ended or report.released:
             _log.warning("reaped %d requests of %s and %d reservations", len(report.ended), report.dead_routers, report.released)
+        await self._adopter.adopt_all(report.seated)
 
     async def _hints(self) -> None:
         async with aclosing(self._store.cancel_hints()) as hints:

@@ -13,20 +13,46 @@ from router.budget import Capacity, never_fits
 from router.budget import Limits as BudgetLimits
 from router.findings import Findings
 from router.limits import RequestLimits
-from router.request import ChatTurn, Examined, OutputMode, Prompt, Sampling, ServedModel, Stop, Utf8Policy, ValidatedRequest
+from router.request import (
+    ChatTurn,
+    Delivery,
+    Examined,
+    OutputMode,
+    Prompt,
+    Sampling,
+    ServedModel,
+    SlowReader,
+    Stop,
+    Utf8Policy,
+    ValidatedRequest,
+)
 from rpc.details import Resource, Violation
 from rpc.status import invalid_argument, not_found
 from tandem.v1 import inference_pb2 as pb
+from text.errors import BadGrammar
+from text.grammar_rule import GrammarRule, rule_from
 
 _OUTPUT_MODES = {
     pb.OUTPUT_MODE_UNSPECIFIED: OutputMode.DELTA,
     pb.OUTPUT_MODE_DELTA: OutputMode.DELTA,
     pb.OUTPUT_MODE_FINAL_ONLY: OutputMode.FINAL_ONLY,
+    pb.OUTPUT_MODE_CUMULATIVE: OutputMode.CUMULATIVE,
 }
 _UTF8_POLICIES = {
     pb.UTF8_POLICY_UNSPECIFIED: Utf8Policy.UNSET,
     pb.UTF8_POLICY_ERROR: Utf8Policy.ERROR,
     pb.UTF8_POLICY_DROP: Utf8Policy.DROP,
+}
+_SLOW_READERS = {
+    pb.SLOW_READER_UNSPECIFIED: SlowReader.PAUSE,
+    pb.SLOW_READER_PAUSE: SlowReader.PAUSE,
+    pb.SLOW_READER_COALESCE: SlowReader.COALESCE,
+    pb.SLOW_READER_FAIL: SlowReader.FAIL,
+}
+_DETACHES = {
+    pb.ON_DISCONNECT_UNSPECIFIED: False,
+    pb.ON_DISCONNECT_CANCEL: False,
+    pb.ON_DISCONNECT_DETACH: True,
 }
 _CLOCKS = ("queue", "first_token", "inter_token", "overall")
 
@@ -55,8 +81,8 @@ def examine(
             "OUT_OF_RANGE",
         )
     findings.number("priority", message.priority, -bound.PRIORITY, bound.PRIORITY)
-    if message.output_mode not in _OUTPUT_MODES:
-        findings.add("output_mode", f"is no OutputMode; got {message.output_mode}", "UNKNOWN_VALUE")
+    delivery = _delivery(findings, message, server)
+    grammar = _grammar(findings, message)
     if message.utf8_policy not in _UTF8_POLICIES:
         findings.add("utf8_policy", f"is no Utf8Policy; got {message.utf8_policy}", "UNKNOWN_VALUE")
     if findings.found:
@@ -76,10 +102,11 @@ def examine(
         sampling=sampling,
         stop=stop,
         max_output_tokens=most,
-        output_mode=_OUTPUT_MODES[message.output_mode],
+        delivery=delivery,
         utf8_policy=_UTF8_POLICIES[message.utf8_policy],
         priority=message.priority,
         limits=limits,
+        grammar=grammar,
     )
 
 
@@ -97,6 +124,7 @@ def complete(
         wanted = max(server.default_max_output_tokens, least)
         most = max(least, min(wanted, longest_output(len(token_ids), capacity)))
     _check_length(path, len(token_ids), most, capacity, budgets)
+    _check_log_probs(examined.delivery, path, len(token_ids), most, server)
     return ValidatedRequest(
         request_id=examined.request_id,
         tenant=examined.tenant,
@@ -106,16 +134,17 @@ def complete(
         sampling=examined.sampling,
         stop=examined.stop,
         max_output_tokens=most,
-        output_mode=examined.output_mode,
+        delivery=examined.delivery,
         utf8_policy=examined.utf8_policy,
         priority=examined.priority,
         limits=examined.limits,
+        grammar=examined.grammar,
     )
 
 
 def longest_output(prompt_tokens: int, capacity: Capacity) -> int:
     """Output tokens that an idle cell has room for after this prompt; 0 or less when the prompt itself is too long."""
-    return min(capacity.context_tokens, capacity.member_pages * capacity.page_tokens) - prompt_tokens
+    return capacity.most_tokens - prompt_tokens
 
 
 def fingerprint(message: pb.GenerateRequest, tenant: str) -> str:
@@ -178,6 +207,22 @@ def _check_length(path: str, prompt_tokens: int, most: int, capacity: Capacity, 
         maxOutputTokens=str(most),
         maxContextTokens=str(capacity.context_tokens),
     )
+
+
+def _check_log_probs(delivery: Delivery, path: str, prompt_tokens: int, most: int, server: RequestLimits) -> None:
+    """One event must not hold more than a message can."""
+    if delivery.log_probs is None:
+        return
+    top, limit = delivery.log_probs, server.max_whole_log_probs // (1 + delivery.log_probs)
+    found = []
+    if delivery.whole and most > limit:
+        words = f"with log_probabilities.top {top} and the whole output in one event, must be at most {limit}; it is {most}"
+        found.append(Violation("max_output_tokens", words, "OUT_OF_RANGE"))
+    if delivery.scores_prompt and prompt_tokens > limit:
+        words = f"with log_probabilities.prompt and .top {top}, it may have at most {limit} tokens; it has {prompt_tokens}"
+        found.append(Violation(path, words, "OUT_OF_RANGE"))
+    if found:
+        raise invalid_argument(found)
 
 
 def _check_id(findings: Findings, request_id: str) -> None:
@@ -294,6 +339,48 @@ def _stop(findings: Findings, stop: pb.StopParams, model: ServedModel) -> Stop:
         ignore_eos=stop.ignore_eos,
         min_output_tokens=stop.min_output_tokens,
     )
+
+
+def _grammar(findings: Findings, message: pb.GenerateRequest) -> GrammarRule | None:
+    """What can be seen without compiling it; the rest is a decode member's to say."""
+    if not message.HasField("grammar"):
+        return None
+    try:
+        return rule_from(message.grammar)
+    except BadGrammar as bad:
+        findings.add(f"grammar.{message.grammar.WhichOneof('rule') or 'rule'}", str(bad), "BAD_GRAMMAR")
+        return None
+
+
+def _delivery(findings: Findings, message: pb.GenerateRequest, server: RequestLimits) -> Delivery:
+    if message.output_mode not in _OUTPUT_MODES:
+        findings.add("output_mode", f"is no OutputMode; got {message.output_mode}", "UNKNOWN_VALUE")
+    if message.slow_reader not in _SLOW_READERS:
+        findings.add("slow_reader", f"is no SlowReader; got {message.slow_reader}", "UNKNOWN_VALUE")
+    if message.on_disconnect not in _DETACHES:
+        findings.add("on_disconnect", f"is no OnDisconnect; got {message.on_disconnect}", "UNKNOWN_VALUE")
+    detaches = _DETACHES.get(message.on_disconnect, False)
+    detach_s = server.default_detach_s if detaches else None
+    if message.HasField("detach_timeout"):
+        if detaches:
+            detach_s = findings.duration_s("detach_timeout", message.detach_timeout, server.max_detach_s)
+        else:
+            findings.add("detach_timeout", "goes only with on_disconnect ON_DISCONNECT_DETACH", "UNEXPECTED")
+    return Delivery(
+        output_mode=_OUTPUT_MODES.get(message.output_mode, OutputMode.DELTA),
+        slow_reader=_SLOW_READERS.get(message.slow_reader, SlowReader.PAUSE),
+        detach_s=detach_s,
+        log_probs=_log_probs(findings, message, server),
+        scores_prompt=message.log_probabilities.prompt,
+        echo_prompt=message.echo_prompt,
+    )
+
+
+def _log_probs(findings: Findings, message: pb.GenerateRequest, server: RequestLimits) -> int | None:
+    if not message.HasField("log_probabilities"):
+        return None
+    findings.number("log_probabilities.top", message.log_probabilities.top, 0, server.max_log_probs)
+    return message.log_probabilities.top
 
 
 def _limits(findings: Findings, deadlines: pb.Deadlines, server: RequestLimits) -> Limits:

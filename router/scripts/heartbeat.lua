@@ -1,11 +1,15 @@
--- Renews the lease of a router. Returns "held", "lapsed" (it had run out) or "new", and the ids of its requests with a cancel
--- flagged.
--- KEYS: leases, cancels, owned ids of the router
--- ARGV: router, lease_s, live_ttl_s
+-- Renews the lease of a router. Returns "held", "lapsed" (it had run out) or "new", the ids of its requests with a cancel
+-- flagged, and the name of the run of writes that the server's data comes from: another one after a restart or a failover, when
+-- writes that were acknowledged can be missing; empty when the server does not tell.
+-- KEYS: leases, cancels, owned ids of the router, addresses
+-- ARGV: router, lease_s, live_ttl_s, address
 local router = ARGV[1]
 local now = server_time()
 local before = redis.call('ZSCORE', KEYS[1], router)
 redis.call('ZADD', KEYS[1], now + tonumber(ARGV[2]), router)
+if ARGV[4] ~= '' then
+  redis.call('HSET', KEYS[4], router, ARGV[4])
+end
 for _, key in ipairs(KEYS) do
   redis.call('EXPIRE', key, ARGV[3])
 end
@@ -20,4 +24,6 @@ local was = 'new'
 if before then
   was = tonumber(before) > now and 'held' or 'lapsed'
 end
-return { was, flagged }
+local info = redis.pcall and redis.pcall('INFO', 'replication')
+local history = type(info) == 'string' and string.match(info, 'master_replid:(%x+)') or ''
+return { was, flagged, history }

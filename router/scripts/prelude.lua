@@ -1,7 +1,7 @@
 -- Put before every script, after the tables EDGES (state -> event -> state) and TERMINAL (state -> true), made from
 -- the lifecycle's table when the scripts are loaded, and TOKENS, how labels of token budgets begin. Commands of Redis 7.2 only.
 --
--- A record is a hash of strings. `transitions` is a JSON list of [state, event, time, attempt]; `holds` a JSON list of
+-- A record is a hash of strings. `transitions` is a JSON list of [state, event, time, attempt, detail]; `holds` a JSON list of
 -- [budget label, attempt]. Times are text, so that they come back exactly as they were written.
 --
 -- The owner's writes carry a `copy` of the record with a revision that rises with each write of that owner. A write that is

@@ -1,11 +1,15 @@
--- Gives back reservations that no live record holds, and drops a cancel flag that no live record carries.
--- KEYS: record, reserved, cancels
--- ARGV: id, JSON list of [label, attempt] found for that id
+-- Gives back reservations that no live record holds, drops a cancel flag that no live record carries, and takes an id that is
+-- no live request of the router off its list.
+-- KEYS: record, reserved, cancels, owned ids of the router
+-- ARGV: id, JSON list of [label, attempt] found for that id, router
 local id = ARGV[1]
 local record = load_record(KEYS[1])
 local live = record and not TERMINAL[record.state]
 if not live then
   redis.call('HDEL', KEYS[3], id)
+end
+if not live or record.router ~= ARGV[3] then
+  redis.call('SREM', KEYS[4], id)
 end
 local held = {}
 if live then
