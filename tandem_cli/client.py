@@ -24,6 +24,7 @@ _EXIT_BY_STATUS = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: Exit.REFUSED,
     grpc.StatusCode.UNAVAILABLE: Exit.REFUSED,
     grpc.StatusCode.NOT_FOUND: Exit.NOT_FOUND,
+    grpc.StatusCode.OUT_OF_RANGE: Exit.NOT_FOUND,
     grpc.StatusCode.DEADLINE_EXCEEDED: Exit.DEADLINE,
     grpc.StatusCode.CANCELLED: Exit.CANCELLED,
 }

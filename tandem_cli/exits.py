@@ -22,10 +22,10 @@ MEANINGS = {
     Exit.FAILED: "something broke: the model, a process of the cell, a download",
     Exit.BAD_INPUT: "a bad option, or a request that names a wrong value; the message names the field and its limit",
     Exit.REFUSED: "the cell is full or shutting down; the message says when to try again",
-    Exit.NOT_FOUND: "no such request or model",
+    Exit.NOT_FOUND: "no such request or model, or its output is not kept any more",
     Exit.DEADLINE: "a time limit ran out",
     Exit.UNREACHABLE: "no router answers, or the connection broke",
-    Exit.CANCELLED: "the request was cancelled, by Ctrl-C or by anybody else",
+    Exit.CANCELLED: "the request was cancelled, by Ctrl-C or by anybody else, or left with Ctrl-C",
     Exit.PIPE_CLOSED: "whoever read the output stopped reading; the request was cancelled",
 }
 

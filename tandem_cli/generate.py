@@ -43,12 +43,14 @@ class Seen:
     started_at: float = field(default_factory=time.monotonic)
     first_delta_at: float = 0.0
     tokens: int = 0
+    next_no: int = 0
     started: pb.Started | None = None
     completed: pb.Completed | None = None
 
     def take(self, response: pb.GenerateResponse) -> None:
         """Note one event."""
         kind = response.WhichOneof("event")
+        self.next_no = response.sequence_no + 1
         if kind == "started":
             self.started = response.started
         elif kind == "delta":
@@ -72,24 +74,48 @@ class Seen:
 async def generate(address: str, request: pb.GenerateRequest, printer: Printer, timeout_s: float | None = None) -> Exit:
     """Run one request to its end. Raises Failure when it ends without its last event.
 
-    The first Ctrl-C (or SIGTERM) cancels the request and its end is still shown; the second quits at once.
+    The first Ctrl-C (or SIGTERM) cancels the request and its end is still shown; the second quits at once. A request that
+    runs on without its client is only left.
     `timeout_s` limits the whole request.
     """
     if timeout_s is not None:
         request.deadlines.overall.FromNanoseconds(int(timeout_s * 1e9))
     async with connect(address) as stub:
-        call = stub.Generate(request, timeout=timeout_s + DEADLINE_GRACE_S if timeout_s is not None else None)
-        return await _Run(address, stub, call, request.request_id, printer).to_its_end()
+        detached = request.on_disconnect == pb.ON_DISCONNECT_DETACH
+        call_s = timeout_s + DEADLINE_GRACE_S if timeout_s is not None else None
+        call = stub.Generate(request, timeout=call_s)
+        return await _Run(address, stub, call, request.request_id, printer, leaves=detached).to_its_end()
+
+
+async def attach(address: str, request: pb.AttachRequest, printer: Printer) -> Exit:
+    """Take up the stream of a request to its end. Raises Failure as `generate` does. Ctrl-C leaves the stream."""
+    async with connect(address) as stub:
+        call = stub.Attach(request)
+        return await _Run(
+            address, stub, call, request.request_id, printer, leaves=True, next_no=request.next_sequence_no
+        ).to_its_end()
 
 
 class _Run:
-    """One stream that is being read."""
+    """One stream that is being read; `leaves`: an interrupt leaves it instead of cancelling the request."""
 
-    def __init__(self, address: str, stub: pb_grpc.InferenceServiceStub, call: Any, request_id: str, printer: Printer) -> None:
+    def __init__(
+        self,
+        address: str,
+        stub: pb_grpc.InferenceServiceStub,
+        call: Any,
+        request_id: str,
+        printer: Printer,
+        *,
+        leaves: bool,
+        next_no: int = 0,
+    ) -> None:
         self._address, self._stub, self._call = address, stub, call
         self._request_id, self._printer = request_id, printer
-        self._seen = Seen()
+        self._seen, self._from_no = Seen(next_no=next_no), next_no
         self._cancel: asyncio.Task[None] | None = None
+        self._leaves = leaves
+        self._left = False
 
     async def to_its_end(self) -> Exit:
         loop = asyncio.get_running_loop()
@@ -123,14 +149,17 @@ class _Run:
                 raise failure_of(error, self._address, self._seen.started is not None) from None
             status = error.code()
         except asyncio.CancelledError:
-            if self._cancel is None:
+            if self._cancel is None and not self._left:
                 raise
-            return Exit.CANCELLED  # by the second Ctrl-C
+            return Exit.CANCELLED  # by the second Ctrl-C, or the first one when the request runs on
         except BrokenPipeError:
             # Whatever is flushed later must not fail again. Leaving the stream cancels the request.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return Exit.PIPE_CLOSED
         completed = self._seen.completed
+        if completed is None and self._seen.next_no == self._from_no > 0:
+            self._printer.note(f"nothing is left to read; tandem get {self._request_id} tells how it ended")
+            return Exit.OK
         if completed is None:
             raise Failure(Exit.FAILED, f"the stream of {self._request_id} ended without its last event")
         code = exit_of(completed, status)
@@ -150,6 +179,11 @@ class _Run:
             await asyncio.sleep(STATE_POLL_S)
 
     def _interrupted(self) -> None:
+        if self._leaves:
+            self._left = True
+            self._printer.note(f"left; to go on reading: tandem attach {self._request_id} --from {self._seen.next_no}")
+            self._call.cancel()
+            return
         if self._cancel is not None:
             self._call.cancel()
             return

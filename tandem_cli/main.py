@@ -14,13 +14,16 @@ from tandem_cli.client import DEFAULT_ADDRESS, label
 from tandem_cli.consoles import output_console
 from tandem_cli.demo import demo
 from tandem_cli.exits import Exit, Failure, exit_table
-from tandem_cli.generate import generate
+from tandem_cli.generate import attach, generate
+from tandem_cli.grammar_options import Ebnf, JsonObject, JsonSchema, Regex, grammar_of
 from tandem_cli.models_commands import AsJson, models_app
 from tandem_cli.printer import Printer
 from tandem_cli.record_view import as_dict, timeline
 from tandem_cli.up import up
 
 EPILOG = f"\b\nExit status:\n{exit_table()}"
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the text only.")]
+EventsAsJson = Annotated[bool, typer.Option("--json", help="Print each event of the stream as a JSON line.")]
 INT32_MAX = 2**31 - 1
 
 app = typer.Typer(
@@ -54,15 +57,30 @@ def generate_command(
     stop: Annotated[list[str] | None, typer.Option(help="Text that ends the output; may be repeated.")] = None,
     include_stop: Annotated[bool, typer.Option("--include-stop", help="Show the text that stopped the output.")] = False,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after the model's end tokens.")] = False,
+    json_schema: JsonSchema = None,
+    regex: Regex = None,
+    ebnf: Ebnf = None,
+    json_object: JsonObject = False,
     request_id: Annotated[str, typer.Option(help="Id of the request; drawn when empty.")] = "",
     priority: Annotated[int, typer.Option(help="-10 to 10; higher goes first.")] = 0,
     final_only: Annotated[bool, typer.Option("--final-only", help="Send the whole text at the end.")] = False,
+    logprobs: Annotated[
+        int | None, typer.Option(help="Show how likely each token was, and so many of the likeliest ones at its place.")
+    ] = None,
+    prompt_logprobs: Annotated[
+        bool, typer.Option("--prompt-logprobs", help="With --logprobs: show those of the prompt's tokens too.")
+    ] = False,
+    echo: Annotated[bool, typer.Option("--echo", help="Show the prompt, as the model was given it, before the output.")] = False,
     timeout_s: Annotated[float | None, typer.Option(help="Time limit of the request in seconds.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the text only.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print each event of the stream as a JSON line.")] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Let it run on when the connection or this command ends; see tandem attach.")
+    ] = False,
+    quiet: Quiet = False,
+    as_json: EventsAsJson = False,
 ) -> None:
     """Stream generated text; show what the request waits for and, at the end, where the time went. Ctrl-C cancels it."""
-    request = pb.GenerateRequest(request_id=request_id or f"cli-{secrets.token_hex(8)}")
+    grammar = grammar_of(json_schema, regex, ebnf, json_object)
+    request = pb.GenerateRequest(request_id=request_id or f"cli-{secrets.token_hex(8)}", grammar=grammar)
     text = _prompt_text(prompt)
     messages = [("system", system)] * bool(system) + [("user", text)]
     values: dict[str, Any] = {"model": model, "priority": priority, "max_output_tokens": max_output_tokens}
@@ -72,8 +90,27 @@ def generate_command(
     _fill(request.sampling, {"temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p, "seed": seed})
     _fill(request.stop, {"include_stop": include_stop, "ignore_eos": ignore_eos})
     request.stop.sequences.extend(stop or [])
+    if prompt_logprobs and logprobs is None:
+        raise Failure(Exit.BAD_INPUT, "--prompt-logprobs goes with --logprobs, which says how many likeliest tokens are shown")
+    _fill(request.log_probabilities, {"top": logprobs, "prompt": prompt_logprobs or None})
+    request.echo_prompt = echo
     request.output_mode = pb.OUTPUT_MODE_FINAL_ONLY if final_only else pb.OUTPUT_MODE_DELTA
+    request.on_disconnect = pb.ON_DISCONNECT_DETACH if detach else pb.ON_DISCONNECT_CANCEL
     raise typer.Exit(asyncio.run(generate(address, request, Printer(as_json, quiet), timeout_s)))
+
+
+@app.command("attach", epilog=EPILOG)
+def attach_command(
+    request_id: Annotated[str, typer.Argument(help="Id of the request.")],
+    address: Address = DEFAULT_ADDRESS,
+    from_no: Annotated[int, typer.Option("--from", help="First event that is wanted: one more than the last one seen.")] = 0,
+    quiet: Quiet = False,
+    as_json: EventsAsJson = False,
+) -> None:
+    """Take up the stream of a request again, through any router, while it runs and a while after its end. Ctrl-C leaves it."""
+    request = pb.AttachRequest()
+    _fill(request, {"request_id": request_id, "next_sequence_no": from_no})
+    raise typer.Exit(asyncio.run(attach(address, request, Printer(as_json, quiet))))
 
 
 @app.command("cancel", epilog=EPILOG)

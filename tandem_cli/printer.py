@@ -10,6 +10,7 @@ from rich.text import Text
 from tandem.v1 import inference_pb2 as pb
 from tandem_cli.consoles import error_console
 from tandem_cli.exits import Exit
+from tandem_cli.log_probs_view import log_probs_table
 from tandem_cli.record_view import as_dict, ending_words, rate_words, timings_table, usage_line
 
 
@@ -22,6 +23,9 @@ class Printer:
         self._console = error_console(quiet=quiet or as_json)
         self._text_is_seen = sys.stdout.isatty()
         self._text_began = False
+        self._shown = ""
+        self._log_probs: list[pb.TokenLogProbability] = []
+        self._prompt_log_probs: list[pb.TokenLogProbability] = []
         self._live: Live | None = None
 
     @property
@@ -55,8 +59,7 @@ class Printer:
         if self._as_json:
             print(json.dumps(as_dict(response), ensure_ascii=False), flush=True)
             return
-        kind = response.WhichOneof("event")
-        text = response.delta.text if kind == "delta" else response.completed.text if kind == "completed" else ""
+        text = self._new_text(response)
         if not text:
             return
         self._text_began = True
@@ -64,6 +67,23 @@ class Printer:
             self.settle()
         sys.stdout.write(text)
         sys.stdout.flush()
+
+    def _new_text(self, response: pb.GenerateResponse) -> str:
+        """Text of an event that was not shown before; its log-probabilities are kept for the end."""
+        kind = response.WhichOneof("event")
+        if kind == "prompt":
+            self._prompt_log_probs.extend(response.prompt.log_probabilities)
+            return response.prompt.text
+        if kind not in ("delta", "completed"):
+            return ""
+        event: pb.Delta | pb.Completed = response.delta if kind == "delta" else response.completed
+        if kind == "delta" and response.delta.cumulative:
+            self._log_probs.clear()
+            before, self._shown = self._shown, event.text
+        else:
+            before = ""
+        self._log_probs.extend(event.log_probabilities)
+        return event.text.removeprefix(before)
 
     def summary(self, request_id: str, completed: pb.Completed, code: Exit) -> None:
         """End the text with a line break; say how it ended and where the time went. When quiet, say only what went wrong."""
@@ -77,5 +97,9 @@ class Printer:
             print(f"tandem: {request_id} ended with {ending_words(completed)}", file=sys.stderr)
         head = Text.assemble("\n", (ending_words(completed), "bold"), f"  {rate_words(completed)}  {request_id}")
         self._console.print(head, soft_wrap=True)
-        self._console.print(usage_line(completed.usage), soft_wrap=True)
+        self._console.print(usage_line(completed.usage if completed.HasField("usage") else None), soft_wrap=True)
         self._console.print(timings_table(completed.timings))
+        for title, told in (("prompt, from its second token on", self._prompt_log_probs), ("output", self._log_probs)):
+            if told:
+                self._console.print(f"\n{title}", style="bold")
+                self._console.print(log_probs_table(told))

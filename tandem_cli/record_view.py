@@ -57,8 +57,10 @@ def rate_words(completed: pb.Completed) -> str:
     return f"{gaps / seconds:,.1f} tokens/s" if gaps > 0 and seconds > 0 else ""
 
 
-def usage_line(usage: pb.Usage) -> str:
-    """Token counts in one line."""
+def usage_line(usage: pb.Usage | None) -> str:
+    """Token counts in one line; None when nobody knows them."""
+    if usage is None:
+        return "tokens: not known; the router that counted them was lost"
     return (
         f"tokens: prompt {usage.prompt_tokens} (cached {usage.cached_prompt_tokens}), selected {usage.selected_tokens}, "
         f"processed {usage.processed_tokens}, returned {usage.returned_tokens}, billed {usage.billed_tokens}"
@@ -78,7 +80,7 @@ def timeline(record: pb.RequestRecord) -> RenderableType:
         f"attempt {record.attempt}  priority {record.priority}",
         f"router {record.router or '-'}  prefill {record.prefill_member or '-'}  decode {record.decode_member or '-'}",
         _transitions(record),
-        usage_line(record.usage),
+        usage_line(record.usage if record.HasField("usage") else None),
         timings_table(record.timings),
         f"sent {record.sent_bytes} bytes, held {record.held_bytes} bytes for a stop at the end",
     ]
@@ -94,11 +96,12 @@ def _transitions(record: pb.RequestRecord) -> Table:
     table.add_column("after", justify="right")
     table.add_column("state")
     table.add_column("event")
+    table.add_column("detail")
     start = record.transitions[0].at.ToNanoseconds() if record.transitions else 0
     for step in record.transitions:
         after_ms = (step.at.ToNanoseconds() - start) / 1e6
         attempt = f"attempt {step.attempt}" if step.attempt > 1 else ""
-        table.add_row(f"+{after_ms:,.1f} ms", label(pb.RequestState, step.state), f"{step.event} {attempt}".strip())
+        table.add_row(f"+{after_ms:,.1f} ms", label(pb.RequestState, step.state), f"{step.event} {attempt}".strip(), step.detail)
     return table
 
 
