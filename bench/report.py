@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from bench.load import Measured, quantile
+from bench.measured import Measured
 
 COLUMNS = (
-    "concurrency",
+    "load",
     "mode",
     "TTFT p50 ms",
     "TTFT p99 ms",
@@ -21,11 +21,12 @@ COLUMNS = (
     "hand-over ms (p50)",
     "not hidden ms (p50)",
     "not hidden share of TTFT",
+    "disturbed runs",
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ModeRun:
     """One measured run of one mode. sent_bytes: bytes handed over in it, from the prefill member's metrics."""
 
     mode: str
@@ -42,37 +43,40 @@ def machine() -> str:
     return f"{cpu}, {cores} cores, Python {platform.python_version()}, {versions}"
 
 
-def row(concurrency: int, mode: str, runs: Sequence[Run]) -> list[str]:
-    """Medians over the rounds of one mode at one concurrency."""
+def row(level: str, mode: str, runs: Sequence[ModeRun]) -> list[str]:
+    """Medians over the rounds of one mode at one level."""
 
-    def median(figure: Callable[[Run], float]) -> float:
+    def median(figure: Callable[[ModeRun], float]) -> float:
         return statistics.median(figure(run) for run in runs)
 
-    def timing(name: str) -> Callable[[Run], float]:
-        return lambda run: quantile([getattr(seen.timings, name) for seen in run.measured.requests if seen.timings], 0.5)
-
-    ttft_s = median(lambda run: quantile(run.measured.first_delta_s(), 0.5))
-    exposed_s = median(timing("handover_exposed_s"))
+    first_s = median(lambda run: run.measured.first_token_s(0.5))
+    exposed_s = median(lambda run: run.measured.phase_s("handover_exposed_s", 0.5))
     handover = median(lambda run: run.sent_bytes / len(run.measured.requests) / 1e6)
     split = handover > 0
     return [
-        str(concurrency),
+        level,
         mode,
-        f"{ttft_s * 1e3:.0f}",
-        f"{median(lambda run: quantile(run.measured.first_delta_s(), 0.99)) * 1e3:.0f}",
-        f"{median(lambda run: quantile(run.measured.gaps_s(), 0.5)) * 1e3:.1f}",
-        f"{median(lambda run: quantile(run.measured.gaps_s(), 0.99)) * 1e3:.1f}",
+        f"{first_s * 1e3:.0f}",
+        f"{median(lambda run: run.measured.first_token_s(0.99)) * 1e3:.0f}",
+        f"{median(lambda run: run.measured.gap_s(0.5)) * 1e3:.1f}",
+        f"{median(lambda run: run.measured.gap_s(0.99)) * 1e3:.1f}",
         f"{median(lambda run: run.measured.output_tokens_per_s):.1f}",
         f"{handover:.2f}" if split else "-",
-        f"{median(timing('handover_s')) * 1e3:.1f}" if split else "-",
+        f"{median(lambda run: run.measured.phase_s('handover_s', 0.5)) * 1e3:.1f}" if split else "-",
         f"{exposed_s * 1e3:.1f}" if split else "-",
-        f"{exposed_s / ttft_s:.1%}" if split and ttft_s else "-",
+        f"{exposed_s / first_s:.1%}" if split and first_s else "-",
+        f"{sum(run.measured.disturbance.disturbed for run in runs)} of {len(runs)}",
     ]
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
-    """The table as Markdown."""
-    lines = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
+    """The table of the modes as Markdown."""
+    return table(COLUMNS, rows)
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table as Markdown."""
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     lines += ["| " + " | ".join(cells) + " |" for cells in rows]
     return "\n".join(lines)
 
