@@ -1,0 +1,248 @@
+"""Clients of a round. Each keeps what it got over all of its connections, and fails when it does not fit together."""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from rpc.channels import client_options
+from rpc.status import details_from
+from tandem.v1 import inference_pb2 as pb
+from tandem.v1 import inference_pb2_grpc as pb_grpc
+from tests.chaos.plan import Manner, Order
+
+#: For everything that one client does, reconnecting included.
+PATIENCE_S = 75.0
+#: Between two tries to reach a router that answers.
+AGAIN_S = 0.2
+#: A store that forgot a live request is told of it again within that time.
+TOLD_AGAIN_S = 15.0
+SLOW_S = 0.06
+CRAWL_S = 1.0
+CRAWL_EVENTS = 4
+#: Flow control of a client that does not read: the server may send so much ahead.
+NARROW = (("grpc.http2.lookahead_bytes", 5), ("grpc.http2.bdp_probe", 0))
+#: A new connection is tried soon: routers that were killed come back.
+_SOON = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 500))
+
+
+class Broken(AssertionError):
+    """A stream that does not keep its promises."""
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """One call of a client and how it ended. `terminal`: it brought the Completed event, and the status after it."""
+
+    call: str
+    router: int
+    terminal: bool
+    status: grpc.StatusCode
+    said: str
+
+
+@dataclass(slots=True)
+class Story:
+    """What one client got. `left`: it went away on purpose and did not come back."""
+
+    request_id: str
+    events: dict[int, pb.GenerateResponse] = field(default_factory=dict)
+    connections: list[Connection] = field(default_factory=list)
+    cancels: list[pb.CancelResponse] = field(default_factory=list)
+    left: bool = False
+    broken: str = ""
+
+    @property
+    def completed(self) -> pb.Completed | None:
+        """The terminal event."""
+        last = self.events.get(max(self.events, default=0))
+        return last.completed if last is not None and last.WhichOneof("event") == "completed" else None
+
+    @property
+    def text(self) -> str:
+        """All text, in order."""
+        ordered = [self.events[number] for number in sorted(self.events)]
+        return "".join(event.delta.text for event in ordered) + (self.completed.text if self.completed else "")
+
+    @property
+    def tokens(self) -> int:
+        """Tokens returned so far."""
+        return sum(len(event.delta.token_ids) for event in self.events.values())
+
+    def take(self, event: pb.GenerateResponse, wanted: int) -> None:
+        """One event of a connection on which `wanted` is next. Raises Broken."""
+        number, kind = event.sequence_no, event.WhichOneof("event")
+        if kind == "completed" and wanted == 0 and self.events and self.completed is None:
+            # Asked again when nothing but its end is known any more; how far a lost router had come nobody knows (0).
+            if number not in (0, len(self.events)):
+                raise Broken(f"the end alone has number {number} after {len(self.events)} events")
+            self.events[len(self.events)] = event
+            return
+        if number != wanted:
+            raise Broken(f"event {number} where {wanted} was due")
+        # A request that ends before it was admitted has no Started.
+        if (kind == "started") != (number == 0) and (kind, number) != ("completed", 0):
+            raise Broken(f"{kind} has number {number}")
+        known = self.events.get(number)
+        if known is not None and not _same(known, event):
+            raise Broken(f"event {number} came again and was another: {known} / {event}")
+        if known is None and self.completed is not None:
+            raise Broken(f"event {number} after the terminal one")
+        self.events[number] = event
+
+
+def _same(one: pb.GenerateResponse, other: pb.GenerateResponse) -> bool:
+    if one.WhichOneof("event") == "completed" == other.WhichOneof("event"):
+        return bool(one.completed.finish_reason == other.completed.finish_reason and one.completed.state == other.completed.state)
+    return one == other
+
+
+class Client:
+    """One client. `run` does everything that its order says; `story` is what came of it."""
+
+    def __init__(
+        self, order: Order, request: pb.GenerateRequest, routers: tuple[str, str], *, attaches: bool, forgetful: bool
+    ) -> None:
+        """`forgetful`: the store loses its memory in this round, and is told again by the request's router."""
+        self.order = order
+        self.request = request
+        self.story = Story(request.request_id)
+        #: Set when the first call was made.
+        self.asked = asyncio.Event()
+        self.done = False
+        self._routers = routers
+        self._attaches = attaches
+        self._forgetful = forgetful
+        self._unknown = 0
+        self._acted = False
+        self._cancelling: asyncio.Task[None] | None = None
+        if order.manner is Manner.RETURN:
+            request.on_disconnect = pb.ON_DISCONNECT_DETACH
+            request.detach_timeout.FromSeconds(30)
+
+    async def run(self) -> Story:
+        """Until the terminal event, or until it left, or until a status that is not to be tried again."""
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                await self._run()
+        except Broken as broken:
+            self.story.broken = str(broken)
+        except TimeoutError:
+            self.story.broken = f"no end within {PATIENCE_S:g} s"
+        finally:
+            self.done = True
+            self.asked.set()
+            if self._cancelling is not None:
+                self._cancelling.cancel()
+                await asyncio.gather(self._cancelling, return_exceptions=True)
+        return self.story
+
+    async def _run(self) -> None:
+        if self.order.manner is Manner.TWICE and self.order.variant:
+            await asyncio.sleep(self.order.delay_s)
+        if self.order.manner is Manner.CANCEL and self.order.events < 0:
+            await self._cancel()
+        router = self.order.router
+        while True:
+            await self._converse(router)
+            if self.story.completed is not None or self.story.left:
+                break
+            if not self._again():
+                break
+            if self.story.events and not self._attaches:
+                break
+            await asyncio.sleep(AGAIN_S)
+            router = 1 - router
+        if self._cancelling is not None:
+            await self._cancelling
+
+    def _again(self) -> bool:
+        """Whether the last connection is to be followed by another."""
+        status = self.story.connections[-1].status
+        if status is grpc.StatusCode.NOT_FOUND and self._forgetful:
+            self._unknown += 1
+            return self._unknown * AGAIN_S < TOLD_AGAIN_S
+        came_back = self.order.manner is Manner.RETURN and status is grpc.StatusCode.CANCELLED
+        return came_back or status is grpc.StatusCode.UNAVAILABLE
+
+    async def _converse(self, router: int) -> None:
+        """One connection, from its first event to its status."""
+        story = self.story
+        again = bool(story.events) and self._attaches and not (self.order.variant and self.order.manner is Manner.RETURN)
+        wanted = max(story.events) + 1 if again else 0
+        async with self._channel(router) as channel:
+            stub: Any = pb_grpc.InferenceServiceStub(channel)
+            if again:
+                call = stub.Attach(pb.AttachRequest(request_id=story.request_id, next_sequence_no=wanted))
+            else:
+                call = stub.Generate(self.request)
+            terminal, status, said = False, grpc.StatusCode.OK, ""
+            try:
+                # Written, as far as this side can tell.
+                self.asked.set()
+                await self._act(call)
+                async for event in call:
+                    if terminal:
+                        raise Broken("an event after the terminal one")
+                    story.take(event, wanted)
+                    wanted += 1
+                    terminal = event.WhichOneof("event") == "completed"
+                    await self._act(call)
+                    await self._rest(terminal)
+            except grpc.aio.AioRpcError as failure:
+                status, said = failure.code(), f"{details_from(failure).reason} {failure.details()}"
+            except asyncio.CancelledError:
+                if not call.cancelled():  # the round was cancelled, not the call
+                    raise
+                # Its own doing, maybe with the terminal event in hand: the status is not the router's word.
+                terminal, status = False, grpc.StatusCode.CANCELLED
+            finally:
+                call.cancel()
+        story.connections.append(Connection("Attach" if again else "Generate", router, terminal, status, said))
+
+    def _channel(self, router: int) -> grpc.aio.Channel:
+        narrow = NARROW if self.order.manner in (Manner.SLOW, Manner.CRAWL) else ()
+        options = [*client_options(), *_SOON, *narrow, ("grpc.use_local_subchannel_pool", 1)]
+        return grpc.aio.insecure_channel(self._routers[router], options=options)
+
+    async def _rest(self, terminal: bool) -> None:
+        """A slow reader's pause after an event."""
+        if terminal:
+            return
+        if self.order.manner is Manner.SLOW:
+            await asyncio.sleep(SLOW_S)
+        elif self.order.manner is Manner.CRAWL and len(self.story.events) <= CRAWL_EVENTS:
+            await asyncio.sleep(CRAWL_S)
+
+    async def _act(self, call: Any) -> None:
+        """Leave or cancel, when it is time; once."""
+        if self._acted or len(self.story.events) < self.order.events:
+            return
+        if self.order.manner is Manner.CANCEL:
+            self._acted = True
+            self._cancelling = asyncio.create_task(self._cancel(), name=f"cancel {self.story.request_id}")
+        elif self.order.manner in (Manner.LEAVE, Manner.RETURN):
+            self._acted = True
+            if self.order.events == 0:
+                await asyncio.sleep(self.order.delay_s)
+            self.story.left = self.order.manner is Manner.LEAVE
+            call.cancel()
+
+    async def _cancel(self) -> None:
+        """Through the other router; through the first when that one does not answer; again until one does."""
+        self._acted = True
+        message = pb.CancelRequest(request_id=self.story.request_id, reason="enough", wait=self.order.variant)
+        router = 1 - self.order.router
+        while True:
+            async with self._channel(router) as channel:
+                stub: Any = pb_grpc.InferenceServiceStub(channel)
+                try:
+                    self.story.cancels.append(await stub.Cancel(message, timeout=20))
+                    return
+                except grpc.aio.AioRpcError as error:
+                    if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                        raise Broken(f"Cancel ended with {error.code()}: {error.details()}") from None
+            await asyncio.sleep(AGAIN_S)
+            router = 1 - router

@@ -1,0 +1,104 @@
+"""What a request may have come to, given what was done to its cell."""
+
+import grpc
+
+from tandem.v1 import inference_pb2 as pb
+from tandem_cli.client import label
+from tests.chaos.clients import Story
+from tests.chaos.plan import Kind, Manner, Order, Plan
+from tests.chaos.shapes import Expected
+
+#: Another decode member goes on with what a lost one was serving.
+RESUMES = True
+#: A stream can be taken up again through any router, by Attach or by asking again.
+ATTACHES = True
+#: A request outlives its router: another one adopts it.
+ADOPTS = True
+
+_ENDS = {Kind.KILL, Kind.TERM, Kind.FREEZE, Kind.UNPLUG}
+_STATUS = {
+    pb.REQUEST_STATE_FINISHED: grpc.StatusCode.OK,
+    pb.REQUEST_STATE_CANCELLED: grpc.StatusCode.CANCELLED,
+}
+
+
+def judge(plan: Plan, order: Order, story: Story, expected: Expected, record: pb.RequestRecord | None) -> str:
+    """The outcome in a word. Raises AssertionError when it is not one of the right ones.
+
+    `record` is None when the store does not know the request.
+    """
+    assert not story.broken, story.broken
+    numbers = sorted(story.events)
+    assert numbers == list(range(len(numbers))), f"events {numbers}"
+    # What was held back for a stop that never came to its end is told with the end.
+    assert (expected.text + expected.matched_stop).startswith(story.text), f"{story.text!r} is no beginning of {expected.text!r}"
+    _judge_record(plan, story, record)
+    for connection in story.connections:
+        assert not connection.terminal or connection.status is _status_of(story), (connection, story.completed)
+    completed = story.completed
+    if completed is None:
+        return _judge_endless(plan, story)
+    if completed.state == pb.REQUEST_STATE_FINISHED:
+        _judge_served(story, expected)
+        return "served"
+    if completed.state == pb.REQUEST_STATE_CANCELLED:
+        assert order.manner is Manner.CANCEL or completed.cause == "client_gone", completed
+        assert completed.finish_reason == pb.FINISH_REASON_CANCELLED
+        return "cancelled"
+    assert completed.cause in _excuses(plan, story), f"FAILED {label(pb.FinishReason, completed.finish_reason)}/{completed.cause}"
+    return f"failed ({completed.cause})"
+
+
+def _judge_served(story: Story, expected: Expected) -> None:
+    completed = story.completed
+    assert completed is not None
+    assert story.text == expected.text
+    assert completed.finish_reason == expected.finish_reason, label(pb.FinishReason, completed.finish_reason)
+    usage = completed.usage
+    counts = (usage.prompt_tokens, usage.selected_tokens, usage.returned_tokens)
+    assert counts == (expected.prompt_tokens, expected.selected_tokens, expected.returned_tokens), f"{counts}, not {expected}"
+
+
+def _judge_endless(plan: Plan, story: Story) -> str:
+    """No terminal event: the client left, or lost its router for good."""
+    if story.left:
+        return "left"
+    last = story.connections[-1]
+    forgotten = plan.hits({Kind.KILL, Kind.TERM}, "store") and plan.hits(_ENDS, "router")
+    if forgotten and last.status is grpc.StatusCode.NOT_FOUND:
+        return "forgotten"  # with the store's memory and with the router's
+    said = f"{last.call} at router-{last.router}: {last.status.name} {last.said}"
+    assert not ADOPTS and plan.hits(_ENDS, "router") and last.status is grpc.StatusCode.UNAVAILABLE, f"no end, {said}"
+    return "cut off"
+
+
+def _judge_record(plan: Plan, story: Story, record: pb.RequestRecord | None) -> None:
+    completed = story.completed
+    if record is None:
+        # A store that lost its memory knows nothing of what had ended before.
+        known = completed is not None or bool(story.events)
+        assert not known or plan.hits({Kind.KILL, Kind.TERM}, "store"), "the store has no record"
+        return
+    if completed is None or completed.state == pb.REQUEST_STATE_UNSPECIFIED:
+        return
+    told = (completed.state, completed.finish_reason)
+    stored = (record.state, record.finish_reason)
+    assert told == stored, f"the client was told {told}, the record says {stored}: {record.transitions}"
+
+
+def _status_of(story: Story) -> grpc.StatusCode:
+    assert story.completed is not None
+    return _STATUS.get(story.completed.state, grpc.StatusCode.UNAVAILABLE)
+
+
+def _excuses(plan: Plan, story: Story) -> set[str]:
+    """Causes of a failure that nobody could have prevented."""
+    causes = set()
+    if not RESUMES and plan.hits(_ENDS, "decode"):
+        causes |= {"decode_lost", "handover_failed", "shutting_down"}
+    if plan.hits({Kind.TERM}, "router"):
+        causes.add("shutting_down")
+    if plan.hits(_ENDS, "router") and not (ADOPTS and story.tokens):
+        # Nobody but the lost router had its body.
+        causes.add("router_lost")
+    return causes

@@ -1,0 +1,197 @@
+"""Rounds of faults while requests run, against real processes: two routers, two members of each pool, a store.
+
+ROUNDS and SEED choose how many and which; FIRST the first one, to play a round again. After each round: every request has had
+exactly one end, its text is the undisturbed run's or a beginning of it, every process holds nothing, and none has grown.
+"""
+
+import asyncio
+import os
+import subprocess
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+
+from models import Tokenizer
+from tandem.v1 import inference_pb2 as pb
+from tandem_cli.client import connect
+from tests.chaos.cell import STORE, ChaosCell, chaos_cell
+from tests.chaos.clients import Client, Story
+from tests.chaos.faults import strike
+from tests.chaos.inspection import Watch, at_rest
+from tests.chaos.judge import ATTACHES, judge
+from tests.chaos.plan import Kind, Manner, Plan, plan_of
+from tests.chaos.shapes import Undisturbed
+from tests.e2e.cells import fresh_id
+from tests.waiting import until
+
+pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.timeout(300)]
+
+ROOT = Path(__file__).resolve().parents[2]
+FIRST = int(os.environ.get("FIRST", "0"))
+#: For a record to become terminal after everything has healed.
+RECORD_S = 30.0
+#: Of a failure, beside the folder that holds all of it.
+TOLD_CHARACTERS = 1000
+MANNERS = frozenset(Manner) if ATTACHES else frozenset(Manner) - {Manner.RETURN, Manner.TWICE}
+
+
+def _commit() -> str:
+    """The commit at hand: other rounds with each commit, the same ones as often as it is tested."""
+    done = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], check=False, capture_output=True, text=True, cwd=ROOT)
+    return done.stdout.strip() or "none"
+
+
+def _rounds() -> list[tuple[str, int]]:
+    """(seed, number) of each round: as the environment says, or ten of seed 1 and ten of the commit."""
+    if "ROUNDS" in os.environ or "SEED" in os.environ:
+        seed, rounds = os.environ.get("SEED", "1"), int(os.environ.get("ROUNDS", "20"))
+        return [(seed, FIRST + number) for number in range(rounds)]
+    return [(seed, number) for seed in ("1", _commit()) for number in range(10)]
+
+
+@dataclass(slots=True)
+class Arena:
+    """The cell of all rounds and what is known from earlier ones."""
+
+    cell: ChaosCell
+    undisturbed: Undisturbed = field(default_factory=Undisturbed)
+    watch: Watch = field(default_factory=Watch)
+    outcomes: Counter[str] = field(default_factory=Counter)
+    played: int = 0
+    clean: bool = True
+
+
+@pytest.fixture(scope="module")
+def arena() -> Iterator[Arena]:
+    with tempfile.TemporaryDirectory(prefix="tandem-chaos-") as folder, chaos_cell(Path(folder)) as cell:
+        yield Arena(cell)
+
+
+@pytest.mark.parametrize(("seed", "number"), _rounds())
+async def test_round(arena: Arena, tokenizer: Tokenizer, seed: str, number: int) -> None:
+    plan = plan_of(f"{seed}-{number}", MANNERS)
+    needs_network = {Kind.CUT, Kind.UNPLUG} & {fault.kind for fault in plan.faults}
+    if needs_network and arena.cell.network is None:
+        pytest.skip(f"the network cannot be cut: {arena.cell.no_network}")
+    began = time.monotonic()
+    arena.played += 1
+    print(f"\n[{arena.played} of {len(_rounds())}] SEED={seed} round {number}: {plan}", flush=True)
+    try:
+        outcomes = await _round(arena, plan, tokenizer)
+    except BaseException as failure:
+        arena.clean = False
+        _tell_failure(arena, plan, f"SEED={seed} FIRST={number} ROUNDS=1", failure)
+        raise
+    arena.outcomes.update(outcomes)
+    print(f"  {time.monotonic() - began:.1f} s: {dict(Counter(outcomes))}", flush=True)
+
+
+async def test_nothing_grew(arena: Arena) -> None:
+    """What processes took is checked in every round; here it is told."""
+    if not arena.outcomes:
+        pytest.skip("there was no round")
+    print(f"\n{arena.watch.sizes(arena.cell)}\n{dict(arena.outcomes)}")
+    assert arena.outcomes["served"]
+
+
+async def _round(arena: Arena, plan: Plan, tokenizer: Tokenizer) -> list[str]:
+    cell = arena.cell
+    await _prepare(arena)
+    await arena.undisturbed.learn((order.shape for order in plan.orders), cell.routers[0], tokenizer)
+    expected = [arena.undisturbed[order.shape] for order in plan.orders]
+    forgetful = plan.hits({Kind.KILL, Kind.TERM}, STORE)
+    client = partial(Client, attaches=ATTACHES, forgetful=forgetful)
+    clients = [
+        client(order, order.shape.request(fresh_id(f"chaos-{plan.seed}"), tokenizer), cell.routers) for order in plan.orders
+    ]
+    twins = [
+        client(order, first.request, (cell.routers[1], cell.routers[0]))
+        for order, first in zip(plan.orders, clients, strict=True)
+        if order.manner is Manner.TWICE
+    ]
+    async with asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(one.run()) for one in (*clients, *twins)]
+        for fault in plan.faults:
+            tasks.create_task(strike(cell, fault, clients, expected))
+    for process in cell.processes.values():
+        await process.become_ready()
+    stories = [task.result() for task in running]
+    outcomes = []
+    by_id = {one.request.request_id: what for one, what in zip(clients, expected, strict=True)}
+    for one, story in zip((*clients, *twins), stories, strict=True):
+        record = await _record(cell, story, forgetful=forgetful)
+        try:
+            outcomes.append(judge(plan, one.order, story, by_id[story.request_id], record))
+        except AssertionError as wrong:
+            raise AssertionError(f"{story.request_id} ({one.order}): {wrong}\n{_told(story)}\n{record}") from wrong
+    await at_rest(cell)
+    faults = arena.watch.log_faults(cell)
+    assert not faults, "\n".join(faults)
+    grown = arena.watch.measure(cell)
+    assert not grown, "\n".join(grown)
+    return outcomes
+
+
+async def _prepare(arena: Arena) -> None:
+    """Every process runs, and both routers know everyone."""
+    if not arena.clean:
+        await arena.cell.anew()
+        arena.watch.log_faults(arena.cell)
+        arena.clean = True
+    await arena.cell.whole()
+
+
+async def _record(cell: ChaosCell, story: Story, *, forgetful: bool) -> pb.RequestRecord | None:
+    """The record once it is terminal, from both routers alike; None when there is none."""
+    found: list[pb.RequestRecord | None] = []
+    for address in cell.routers:
+        async with connect(address) as stub:
+            last: dict[str, object] = {}
+
+            async def ended(stub=stub, last=last) -> bool:
+                try:
+                    record = (await stub.Get(pb.GetRequest(request_id=story.request_id), timeout=5)).record
+                except grpc.aio.AioRpcError as error:
+                    last["record"] = None if error.code() is grpc.StatusCode.NOT_FOUND else error.code()
+                    return error.code() is grpc.StatusCode.NOT_FOUND
+                last["record"] = record
+                return record.state in (pb.REQUEST_STATE_FINISHED, pb.REQUEST_STATE_CANCELLED, pb.REQUEST_STATE_FAILED)
+
+            try:
+                await until(ended, RECORD_S, "the record is terminal")
+            except AssertionError as error:
+                raise AssertionError(f"{story.request_id} at {address}: {last['record']}\n{_told(story)}") from error
+            found.append(last["record"])  # type: ignore[arg-type]
+    # After the store has lost its memory only the router that served a request may know how it ended.
+    one, other = found
+    assert one == other or (forgetful and None in found), f"the routers know two records of {story.request_id}: {found}"
+    return one if one is not None else other
+
+
+def _told(story: Story) -> str:
+    """What a client got, for people."""
+    connections = "\n".join(
+        f"  {one.call} at router-{one.router}: terminal={one.terminal} {one.status.name} {one.said}" for one in story.connections
+    )
+    return f"{len(story.events)} events, {story.tokens} tokens\n{connections}\n{story.completed}"
+
+
+def _tell_failure(arena: Arena, plan: Plan, again: str, failure: BaseException) -> None:
+    """What failed, how to play it again, and where the logs are."""
+    saved = Path(tempfile.mkdtemp(prefix=f"tandem-chaos-failed-{plan.seed}-"))
+    arena.cell.save_logs(saved)
+    (saved / "failure.txt").write_text(f"{plan}\n" + "".join(traceback.format_exception(failure)))
+    orders = "\n".join(f"    #{at} {order}" for at, order in enumerate(plan.orders))
+    print(
+        f"  FAILED: {plan}\n{orders}\n  {str(failure)[:TOLD_CHARACTERS]}\n  again: make chaos {again}\n  logs: {saved}",
+        flush=True,
+    )

@@ -1,0 +1,1 @@
+"""Whole cells in virtual time: see README.md."""
