@@ -13,9 +13,11 @@ from typing import Any
 import grpc
 
 from decode_svc.config import DecodeSettings
+from decode_svc.grammars import MakeCompiler
 from decode_svc.service import DecodeService, Parts
 from engine.batch import Batch, Rows
 from engine.landing import LandingRows
+from engine.runner import Runner
 from kv_transfer.memory import MemoryFabric, MemoryReceiver, MemorySender
 from kv_transfer.offer import Grant, LayoutView, Slab, grant_from_proto
 from kv_transfer.plan import SourceMemory, plan
@@ -24,6 +26,7 @@ from rpc.application import Frame
 from rpc.channels import internal_channel
 from tandem.pools.v1 import decode_pb2, decode_pb2_grpc, grant_pb2, member_pb2, member_pb2_grpc, prefill_pb2, prefill_pb2_grpc
 from tandem.v1 import inference_pb2
+from tests.grammars import CompilerHere
 from tests.scripted import ScriptedRunner, ScriptedTokenizer
 from tests.waiting import until
 
@@ -87,10 +90,15 @@ class Seat:
     """One open Decode call and everything that came on it."""
 
     call: Any
+    request_id: str = ""
+    holds: bool = False
     granted: Any = None
     refused: Any = None
     committed: Any = None
+    paused: Any = None
+    pushed: Any = None
     ended: Any = None
+    adopted: Any = None
     outputs: list[Any] = field(default_factory=list)
     deltas: list[Any] = field(default_factory=list)
     order: list[str] = field(default_factory=list)
@@ -103,18 +111,27 @@ class Seat:
             return ""
         kind: str = response.WhichOneof("event")
         value = getattr(response, kind)
-        self.order.append(kind)
+        # The rest of the output comes in one message with the end.
+        self.order += ["output", kind] if kind == "ended" and value.HasField("last") else [kind]
         if kind == "output":
-            self.outputs.append(value)
-            event = inference_pb2.GenerateResponse.FromString(value.response)
-            assert event.sequence_no + 1 == value.next_sequence_no
-            assert value.text_bytes == len(event.delta.text.encode())
-            assert value.returned_tokens == len(event.delta.token_ids)
-            self.deltas.append(event)
-        else:
-            assert getattr(self, kind) is None, f"a second {kind}"
-            setattr(self, kind, value)
+            self._take(value)
+            return kind
+        assert getattr(self, kind) is None, f"a second {kind}"
+        setattr(self, kind, value)
+        if kind == "ended" and value.HasField("last"):
+            self._take(value.last)
         return kind
+
+    def _take(self, output: Any) -> None:
+        self.outputs.append(output)
+        if not output.response:
+            assert output.selected_token_ids and not output.text_bytes and not output.returned_tokens
+            return
+        event = inference_pb2.GenerateResponse.FromString(output.response)
+        assert event.sequence_no + 1 == output.next_sequence_no
+        assert output.text_bytes == len(event.delta.text.encode())
+        assert output.returned_tokens == len(event.delta.token_ids)
+        self.deltas.append(event)
 
     async def until(self, kind: str) -> Any:
         """Read up to the first response of a kind."""
@@ -123,9 +140,14 @@ class Seat:
         return self.outputs[-1] if kind == "output" else getattr(self, kind)
 
     async def finish(self) -> "Seat":
-        """Read to the end of the call; the terminal is last and numbers rise by one."""
-        while await self.next():
-            pass
+        """Read to the end of the call, saying that the end has arrived; the terminal is last and numbers rise by one."""
+        while kind := await self.next():
+            if kind == "ended" and self.holds:
+                # A seat that was told to end does not wait for it: the call may be over, and its status lost with the write.
+                try:
+                    await self.send(cancel=decode_pb2.CancelSeat(reason="taken"))
+                except grpc.aio.AioRpcError:
+                    break
         assert self.order[-1] in ("ended", "refused")
         numbers = [event.sequence_no for event in self.deltas]
         assert numbers == list(range(numbers[0], numbers[0] + len(numbers))) if numbers else True
@@ -136,6 +158,11 @@ class Seat:
     async def send(self, **message: Any) -> None:
         """One more request on the call."""
         await self.call.write(decode_pb2.DecodeRequest(**message))
+
+    @property
+    def told(self) -> list[int]:
+        """All tokens chosen that outputs told."""
+        return [token for output in self.outputs for token in output.selected_token_ids]
 
     @property
     def text(self) -> str:
@@ -179,8 +206,21 @@ class Member:
 
     async def open(self, prompt: Sequence[int], **changes: Any) -> Seat:
         """Open a seat."""
-        seat = Seat(self.stub.Decode())
-        await seat.send(open=self.message(prompt, **changes))
+        message = self.message(prompt, **changes)
+        seat = Seat(self.stub.Decode(), message.key.request_id, message.hold_s > 0)
+        await seat.send(open=message)
+        return seat
+
+    @property
+    def peer(self) -> grant_pb2.Peer:
+        """As an Open names it when its sequences move."""
+        return grant_pb2.Peer(member=self.frame.name, incarnation=self.frame.incarnation, address=self.frame.address)
+
+    async def adopt(self, key: grant_pb2.AttemptKey, next_sequence_no: int, incarnation: str | None = None) -> Seat:
+        """Take a seat over."""
+        seat = Seat(self.stub.Decode(), key.request_id, True)
+        meant = self.frame.incarnation if incarnation is None else incarnation
+        await seat.send(adopt=decode_pb2.Adopt(key=key, incarnation=meant, next_sequence_no=next_sequence_no))
         return seat
 
     async def books(self) -> Mapping[str, int]:
@@ -222,8 +262,8 @@ class Member:
         """Nothing is held any more."""
         gone = ("streams", "grants_open", "seats", "drain_calls")
         books = await self.until_books(lambda found: not any(found[name] for name in gone), "everything is given back")
-        assert books["pages_free"] == books["pages_total"]
-        held = {k: v for k, v in books.items() if k not in ("pages_free", "pages_total") and v}
+        assert books["pages_free"] + books["pages_cached"] == books["pages_total"]
+        held = {k: v for k, v in books.items() if k not in ("pages_free", "pages_cached", "pages_total") and v}
         assert held == {}
 
 
@@ -234,15 +274,20 @@ async def decode_member(
     words: Sequence[bytes] = (),
     otherwise: Callable[[tuple[int, ...]], int] | None = None,
     total_pages: int = 64,
+    fabric: MemoryFabric | None = None,
+    window: int | None = None,
+    model: Runner | None = None,
+    make_compiler: MakeCompiler = CompilerHere,
     **settings: Any,
 ) -> AsyncIterator[Member]:
-    """A member, from its start to its end; `settings` are DecodeSettings."""
+    """A member, from its start to its end; `settings` are DecodeSettings. `fabric`: shared with other members. window: see
+    ScriptedRunner; the writer beside it has none. model: runs instead of the script."""
     tokenizer = ScriptedTokenizer(words)
     limit = settings.get("context_tokens", 128)
     runner = ScriptedRunner(
-        tokenizer.vocabulary_size, outputs, otherwise=otherwise, total_pages=total_pages, context_tokens=limit
+        tokenizer.vocabulary_size, outputs, otherwise=otherwise, total_pages=total_pages, context_tokens=limit, window=window
     )
-    fabric = MemoryFabric()
+    fabric = fabric or MemoryFabric()
     writer = Writer(fabric, runner)
     made: list[DecodeService] = []
     chosen = DecodeSettings(
@@ -250,7 +295,14 @@ async def decode_member(
     )
 
     def build(frame: Frame) -> DecodeService:
-        parts = Parts(lambda: runner, lambda: tokenizer, lambda name, slabs: MemoryReceiver(fabric, name, slabs), "scripted")
+        parts = Parts(
+            lambda: model or runner,
+            lambda: tokenizer,
+            lambda name, slabs: MemoryReceiver(fabric, name, slabs),
+            "scripted",
+            make_sender=lambda name, slabs: MemorySender(fabric, name, slabs),
+            make_compiler=make_compiler,
+        )
         made.append(DecodeService(frame, chosen, parts))
         return made[0]
 

@@ -3,6 +3,7 @@
 import itertools
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 
 import pytest
 import pytest_asyncio
@@ -33,8 +34,9 @@ class Clock:
 async def ready_to_reap(store: RedisStore, clock: Clock) -> None:
     """The store's router holds its lease, and has for long enough to judge others."""
     await store.heartbeat()
-    clock.now += store.settings.lease_s
-    await store.heartbeat()
+    for _ in range(2):
+        clock.now += store.settings.lease_s / 2
+        await store.heartbeat()
 
 
 def new_cell() -> str:
@@ -61,19 +63,28 @@ def clock() -> Clock:
     return Clock()
 
 
-@pytest_asyncio.fixture
-async def make_store(redis_url: str, cell: str, clock: Clock) -> AsyncIterator[MakeStore]:
-    """Makes stores for routers by name, all in the test's cell; keyword arguments are settings."""
+@asynccontextmanager
+async def stores_at(where: dict[str, object], cell: str, clock: Clock) -> AsyncIterator[MakeStore]:
+    """Makes stores for routers by name, all in one cell; `where` and keyword arguments are settings."""
     made: list[RedisStore] = []
 
     def make(router: str = "router-a", **settings: object) -> RedisStore:
-        store = RedisStore(RedisSettings(**{"url": redis_url, "cell": cell, **settings}), router, clock=clock)
+        store = RedisStore(RedisSettings(**{**where, "cell": cell, **settings}), router, clock=clock)
         made.append(store)
         return store
 
-    yield make
-    for store in made:
-        await store.close()
+    try:
+        yield make
+    finally:
+        for store in made:
+            await store.close()
+
+
+@pytest_asyncio.fixture
+async def make_store(redis_url: str, cell: str, clock: Clock) -> AsyncIterator[MakeStore]:
+    """Makes stores in the test's cell."""
+    async with stores_at({"url": redis_url}, cell, clock) as make:
+        yield make
 
 
 def new_record(request_id: str, router: str = "router-a", *, fingerprint: str = "body", at: float = 1000.5) -> RequestRecord:

@@ -4,20 +4,24 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import grpc
 
 from router.config import RouterSettings
+from router.redis_link import Observe, RedisLink, RedisSettings
+from router.redis_store import RedisStore
 from router.request import ServedModel
-from router.service import LoadedModel, Router
+from router.service import LoadedModel, Outside, Router
+from router.store import StoreUnavailable
 from rpc.channels import internal_client_options
 from rpc.serving import Process
 from rpc.status import ErrorDetails, details_from
 from tandem.pools.v1 import member_pb2, member_pb2_grpc
 from tandem.v1 import inference_pb2 as pb
 from tandem.v1 import inference_pb2_grpc
+from tests.fake_member import Gate
 from tests.fake_members import SNAPSHOT, FakeDecode, FakePrefill, fake_pools
 from text.chat_template import ChatTemplate
 
@@ -79,9 +83,16 @@ class Client:
         return asyncio.create_task(self.generate(request, **call))
 
     async def generate(self, request: pb.GenerateRequest, **call: Any) -> Answer:
+        return await self._read(self.stub.Generate(request, **call))
+
+    async def attach(self, request_id: str, next_no: int, **call: Any) -> Answer:
+        """The rest of a request's stream, from an event on."""
+        return await self._read(self.stub.Attach(pb.AttachRequest(request_id=request_id, next_sequence_no=next_no), **call))
+
+    async def _read(self, events: Any) -> Answer:
         answer = Answer()
         try:
-            async for event in self.stub.Generate(request, **call):
+            async for event in events:
                 answer.events.append(event)
         except grpc.aio.AioRpcError as error:
             answer.error = details_from(error)
@@ -119,14 +130,43 @@ class Client:
         return dict(found.books), list(found.faults)
 
 
+class Link(RedisLink):
+    """A router's connection to its store, which a test can cut or hold up."""
+
+    cut = False
+
+    def __init__(self, settings: RedisSettings, observe: Observe) -> None:
+        super().__init__(settings, observe)
+        #: What one operation waits for, by its name.
+        self.gates: dict[str, Gate] = {}
+        #: Operations that are carried out once more, and whose answer is lost.
+        self.lost: set[str] = set()
+
+    async def call(self, operation: str, do: Any) -> Any:
+        if operation in self.gates:
+            await self.gates[operation].passed()
+        if self.cut:
+            raise StoreUnavailable(operation, "cut by the test", 0.05)
+        answer = await super().call(operation, do)
+        if operation in self.lost:
+            self.lost.remove(operation)
+            raise StoreUnavailable(operation, "the answer was lost by the test", 0.05)
+        return answer
+
+    async def listen(self, channel: Any, wait_s: float) -> str | None:
+        heard = await super().listen(channel, wait_s)
+        return None if self.cut else heard
+
+
 @dataclass
 class World:
-    """Fakes, routers and their clients."""
+    """Fakes, routers and their clients; `links` are the routers' connections to the store."""
 
     prefills: list[FakePrefill]
     decodes: list[FakeDecode]
     routers: list[Process]
     clients: list[Client]
+    links: list[Link]
 
     @property
     def client(self) -> Client:
@@ -194,12 +234,21 @@ async def router_world(
     decodes: int = 1,
     routers: int = 1,
     decode_info: dict[str, object] | None = None,
+    lease_s: float = 5.0,
     **changes: Any,
 ) -> AsyncIterator[World]:
     """A cell; at the end everything is stopped in order. `changes` are settings of the routers."""
     async with fake_pools(prefills, decodes, decode_info) as (prefill, decode):
         made: list[Process] = []
         clients: list[Client] = []
+        links: list[Link] = []
+
+        def open_store(settings: RedisSettings, name: str, observe: Observe) -> RedisStore:
+            settings = replace(settings, lease_s=lease_s)
+            links.append(Link(settings, observe))
+            return RedisStore(settings, name, observe, links[-1])
+
+        outside = Outside(open_store=open_store)
         try:
             for number in range(routers):
                 mine = settings(
@@ -210,11 +259,13 @@ async def router_world(
                     **{"name": f"router-{number}", **changes},
                 )
                 process = Process(
-                    lambda frame, mine=mine: Router(frame, mine, lambda: LoadedModel(MODEL, ByteTokenizer())), mine, "router"
+                    lambda frame, mine=mine: Router(frame, mine, lambda: LoadedModel(MODEL, ByteTokenizer()), outside),
+                    mine,
+                    "router",
                 )
                 made.append(process)
                 clients.append(Client((await process.open()).address))
-            yield World(prefill, decode, made, clients)
+            yield World(prefill, decode, made, clients, links)
         finally:
             for client in clients:
                 await client.channel.close()

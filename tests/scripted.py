@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from engine.batch import Batch, Rows
+from engine.batch import Batch, LayerMarks, Rows
 from engine.layout import GroupKind, GroupLayout, Layout
-from engine.runner import ModelError
+from engine.runner import ModelError, RunnerStatistics
 from engine.slab import SlabMemory, allocate_slab
 from text.detokeniser import Detokeniser, TextStream, TokenBytes, Utf8Policy, plain_table
 
@@ -36,6 +36,10 @@ class ScriptedTokenizer:
     def detokeniser(self, policy: Utf8Policy = Utf8Policy.ERROR) -> TextStream:
         """A text stream over the table."""
         return Detokeniser(self.token_bytes, policy)
+
+    def piece(self, token_id: int) -> bytes:
+        """The bytes of one id."""
+        return self.token_bytes[token_id]
 
     def word(self, word: bytes) -> int:
         """The id of one of `words`."""
@@ -106,6 +110,7 @@ class StepGate:
 class ScriptedRunner:
     """`outputs`: for each prompt the tokens to say after it; beyond them, and after other prompts, `otherwise` of the history.
 
+    With a `window`, in tokens, there is a second KV group that holds the same: each step compares what its window shows.
     prompts are matched as the longest one that the history begins with. `gate` stops it inside a step. `fail_when` and
     `poison_when` look at the histories of a step: a failed step raises ModelError, a poisoned row is all NaN.
     """
@@ -120,16 +125,21 @@ class ScriptedRunner:
         total_pages: int = 64,
         context_tokens: int = 128,
         snapshot: str = "scripted-model",
+        window: int | None = None,
     ) -> None:
-        group = GroupLayout(GroupKind.FULL, 1, 1, 1, page_tokens, "float32")
-        self.layout = Layout(snapshot, (group,))
+        groups = [GroupLayout(GroupKind.FULL, 1, 1, 1, page_tokens, "float32")]
+        if window is not None:
+            groups.append(GroupLayout(GroupKind.SLIDING, 1, 1, 1, page_tokens, "float32", window))
+        self.layout = Layout(snapshot, tuple(groups))
+        self.window = window
         self.vocabulary_size = vocabulary_size
         self.context_tokens = context_tokens
         self.page_tokens = page_tokens
         self.total_pages = total_pages
-        slab = allocate_slab(total_pages, group.page_bytes)
-        self._kv = slab.data.view(torch.int64).view(total_pages, page_tokens)
-        self.slabs: tuple[SlabMemory, ...] = (slab.memory,)
+        slabs = [allocate_slab(total_pages, group.page_bytes) for group in groups]
+        self._kv, *self._windowed = (slab.data.view(torch.int64).view(total_pages, page_tokens) for slab in slabs)
+        self.slabs: tuple[SlabMemory, ...] = tuple(slab.memory for slab in slabs)
+        self.slab_data: tuple[torch.Tensor, ...] = tuple(slab.data for slab in slabs)
         self.outputs: dict[tuple[int, ...], Sequence[int]] = dict(outputs or {})
         self.gate = StepGate()
         self.batches: list[Batch] = []
@@ -142,7 +152,12 @@ class ScriptedRunner:
         """The KV itself, int64 [pages, page_tokens]: id + 1, 0 where nothing was written."""
         return self._kv
 
-    def run(self, batch: Batch) -> torch.Tensor:
+    @property
+    def kv(self) -> tuple[torch.Tensor, ...]:
+        """The same of each KV group."""
+        return (self._kv, *self._windowed)
+
+    def run(self, batch: Batch, marks: LayerMarks | None = None) -> torch.Tensor:
         """See Runner."""
         self.batches.append(batch)
         self.gate.passage()
@@ -150,11 +165,20 @@ class ScriptedRunner:
         for rows in batch.rows:
             self._write(rows)
             history = self._read(rows)
-            if self.fail_when(history):
+            known = len(history) - rows.draft_tokens
+            if self.fail_when(history[:known]):
                 raise ModelError("the test wanted this step to fail")
+            if rows.all_logits:
+                logits += [self._logits(history[: end + 1]) for end in range(rows.first_position, rows.end_position - 1)]
             if rows.wants_logits:
-                logits.append(self._logits(history))
+                logits += [self._logits(history[:end]) for end in range(known, len(history) + 1)]
+        if marks is not None and marks.layers:
+            marks.told(1)
         return torch.stack(logits) if logits else torch.zeros(0, self.vocabulary_size)
+
+    def statistics(self) -> RunnerStatistics:
+        """See Runner."""
+        return RunnerStatistics(len(self.batches), sum(batch.scheduled_tokens for batch in self.batches), 0)
 
     def next_token(self, history: tuple[int, ...]) -> int:
         """What the script says after a history."""
@@ -178,16 +202,24 @@ class ScriptedRunner:
         return row
 
     def _write(self, rows: Rows) -> None:
-        table = rows.pages[0]
-        for position, token in enumerate(rows.token_ids, rows.first_position):
-            page = table[position // self.page_tokens]
-            if not 0 < page < self.total_pages:
-                raise ValueError(f"page {page} of sequence {rows.sequence} is not one of 1 to {self.total_pages - 1}")
-            self._kv[page, position % self.page_tokens] = token + 1
+        for table, kv in zip(rows.pages, (self._kv, *self._windowed), strict=True):
+            for position, token in enumerate(rows.token_ids, rows.first_position):
+                page = table[position // self.page_tokens]
+                if not 0 < page < self.total_pages:
+                    raise ValueError(f"page {page} of sequence {rows.sequence} is not one of 1 to {self.total_pages - 1}")
+                kv[page, position % self.page_tokens] = token + 1
 
     def _read(self, rows: Rows) -> tuple[int, ...]:
         count = -(-rows.end_position // self.page_tokens)
         stored = self._kv[list(rows.pages[0][:count])].flatten()[: rows.end_position].tolist()
         if 0 in stored:
             raise ValueError(f"position {stored.index(0)} of sequence {rows.sequence} was never written: its page is not its own")
+        for group, table, kv in zip(self.layout.groups[1:], rows.pages[1:], self._windowed, strict=True):
+            first = group.first_page(rows.first_position)
+            skipped = first * self.page_tokens
+            seen = kv[list(table[first:count])].flatten()[: rows.end_position - skipped].tolist()
+            assert group.window is not None and 0 not in table[first:count] and not any(table[:first])
+            hidden = max(0, rows.first_position + 1 - group.window) - skipped
+            if seen[hidden:] != stored[skipped + hidden :]:
+                raise ValueError(f"what the window of sequence {rows.sequence} shows from {skipped + hidden} on is not its own")
         return tuple(value - 1 for value in stored)

@@ -53,7 +53,7 @@ async def test_conformance_b_cancel_between_start_and_end_of_a_step() -> None:
         await member.runner.gate.entered(4)
         while seat.text != "abc":
             await seat.until("output")
-        await seat.send(cancel=decode_pb2.CancelSeat(reason="cancelled"))
+        await seat.send(cancel=decode_pb2.CancelSeat(reason="client_cancel"))
         await member.until_noted()
         member.runner.gate.release()
         await seat.finish()
@@ -217,7 +217,7 @@ async def test_a_bad_open_names_its_field_and_leaves_nothing_behind() -> None:
 async def test_a_call_that_does_not_begin_with_an_open_is_an_error() -> None:
     async with decode_member() as member:
         seat = Seat(member.stub.Decode())
-        await seat.send(cancel=decode_pb2.CancelSeat(reason="cancelled"))
+        await seat.send(cancel=decode_pb2.CancelSeat(reason="client_cancel"))
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await seat.next()
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT

@@ -13,7 +13,7 @@ from tests.otlp_collector import OtlpCollector
 from tests.waiting import until
 
 PROMPT = tuple(b"prompt")
-CANCEL = decode_pb2.CancelSeat(reason="cancelled")
+CANCEL = decode_pb2.CancelSeat(reason="client_cancel")
 
 
 async def test_cancel_while_the_handover_waits_costs_a_round_trip_to_the_writer() -> None:
@@ -47,7 +47,12 @@ async def test_a_cancel_twice_and_with_a_lost_prefill_is_one_cancel() -> None:
     ("reason", "finish_reason", "cause"),
     [
         ("client_gone", v1.FINISH_REASON_CANCELLED, "client_gone"),
-        ("deadline_exceeded", v1.FINISH_REASON_DEADLINE_EXCEEDED, "rpc_deadline"),
+        ("moved", v1.FINISH_REASON_CANCELLED, "moved"),
+        ("queue_deadline", v1.FINISH_REASON_DEADLINE_EXCEEDED, "queue_deadline"),
+        ("overall_deadline", v1.FINISH_REASON_DEADLINE_EXCEEDED, "overall_deadline"),
+        ("slow_consumer", v1.FINISH_REASON_SLOW_CONSUMER, "slow_consumer"),
+        ("shutting_down", v1.FINISH_REASON_TRANSPORT_ERROR, "shutting_down"),
+        ("never heard of", v1.FINISH_REASON_CANCELLED, "client_cancel"),
     ],
 )
 async def test_reasons_are_kept_apart(reason: str, finish_reason: int, cause: str) -> None:
@@ -184,8 +189,9 @@ async def test_the_inter_token_clock_of_a_paused_sequence_names_back_pressure() 
     async with decode_member(
         otherwise=lambda history: 97, total_pages=20_000, stream_bytes=2048, context_tokens=60_000
     ) as member:
-        slow = await member.open(PROMPT, max_output_tokens=50_000, inter_token_s=0.3)
+        slow = await member.open(PROMPT, max_output_tokens=50_000, inter_token_s=2.0)
         await slow.until("granted")
+        await paused_for_good(member)
 
         async def gone() -> bool:
             return (await member.books())["seats"] == 0

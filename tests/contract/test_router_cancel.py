@@ -90,7 +90,7 @@ async def test_cancel_in_each_state(redis_url: str, cell: str, state: str, bring
 
 async def test_cancel_while_draining(redis_url: str, cell: str) -> None:
     """Everything is generated, the client has not read it: the cancel still counts."""
-    async with router_world(redis_url, cell, buffer_bytes=1_000_000) as world:
+    async with router_world(redis_url, cell, buffer_bytes=1_000_000, replay_bytes=2_000_000) as world:
         world.decode.script.tokens, world.decode.script.text = 200, lambda index: "x" * 2000
         call = world.client.stub.Generate(request("r1", max_output_tokens=200))
         await world.client.until_state("r1", "draining")
@@ -126,7 +126,7 @@ async def test_cancel_after_the_end_changes_nothing(redis_url: str, cell: str) -
 
 
 async def test_a_member_that_ignores_a_cancel_is_cut(redis_url: str, cell: str) -> None:
-    async with router_world(redis_url, cell, cancel_grace_s=0.2) as world:
+    async with router_world(redis_url, cell, cancel_grace_s=0.2, seat_hold_s=0.1) as world:
         world.decode.script.deaf = True
         world.decode.script.output.hold()
         running = world.client.begin(request("r1"))
@@ -153,7 +153,7 @@ async def test_b09_a_client_that_leaves_frees_everything(redis_url: str, cell: s
 
 
 async def test_b09_a_client_that_leaves_while_draining(redis_url: str, cell: str) -> None:
-    async with router_world(redis_url, cell, buffer_bytes=1_000_000) as world:
+    async with router_world(redis_url, cell, buffer_bytes=1_000_000, replay_bytes=2_000_000) as world:
         world.decode.script.tokens, world.decode.script.text = 200, lambda index: "x" * 2000
         call = world.client.stub.Generate(request("r1", max_output_tokens=200))
         await world.client.until_state("r1", "draining")

@@ -40,7 +40,7 @@ async def test_nothing_returned_before_the_deadline(redis_url: str, cell: str, c
         answer.check_order()
         assert (answer.code, answer.completed.cause) == (grpc.StatusCode.DEADLINE_EXCEEDED, f"{clock}_deadline")
         assert answer.completed.state == pb.REQUEST_STATE_FAILED and answer.error is not None
-        assert answer.error.reason == f"{clock.upper()}_DEADLINE" and world.decode.heard == ["deadline_exceeded"]
+        assert answer.error.reason == f"{clock.upper()}_DEADLINE" and world.decode.heard == [f"{clock}_deadline"]
         await world.at_rest()
 
 
@@ -60,14 +60,14 @@ async def test_the_rpc_deadline_is_the_overall_clock(redis_url: str, cell: str) 
     """The terminal event reaches a client that still listens, before the status of the deadline."""
     async with router_world(redis_url, cell) as world:
         world.decode.script.ending.hold()
-        answer = await asyncio.wait_for(world.client.generate(request("r1"), timeout=1.0), 5)
+        answer = await asyncio.wait_for(world.client.generate(request("r1"), timeout=2.0), 5)  # its margin is the longest
         assert answer.code is grpc.StatusCode.DEADLINE_EXCEEDED
         record = await world.client.get("r1")
         assert (record.cause, record.state) == ("rpc_deadline", pb.REQUEST_STATE_FINISHED)
         assert record.finish_reason == pb.FINISH_REASON_DEADLINE_EXCEEDED
         answer.check_order()
         assert answer.completed.cause == "rpc_deadline"
-        assert world.decode.opens[0].overall_remaining_s < 1.0
+        assert world.decode.opens[0].overall_remaining_s < 2.0
         await world.at_rest()
 
 

@@ -5,8 +5,8 @@ import pytest
 from lifecycle.finish import Cause, Ending, FinishReason
 from lifecycle.states import Event, State
 from router.keeping import Keeper, UnansweredCreates, UnwrittenEnds
-from router.store import WriteResult
-from tests.redis_server import MakeStore, cell, clock, make_store, new_record, redis_url
+from router.store import CreateOutcome, WriteResult
+from tests.redis_server import MakeStore, cell, clock, holds, make_store, new_record, pages, redis_url
 
 __all__ = ["cell", "clock", "make_store", "redis_url"]
 
@@ -55,6 +55,27 @@ async def test_a_create_that_nobody_came_back_for_is_ended(make_store: MakeStore
     assert left is not None and left.state is State.FAILED and left.ending is not None
     assert left.ending.cause is Cause.STORE_LOST
     assert again is not None and again.state is State.CREATED
+
+
+async def test_what_a_begin_without_an_answer_holds_is_given_back_at_once(make_store: MakeStore) -> None:
+    store = make_store("router-a")
+    lost = UnansweredCreates(store, keep_s=60.0)
+    for request_id in ("left", "again", "late"):
+        lost.add(request_id)
+    left, again, late = new_record("left"), new_record("again"), new_record("late")
+    for record in (left, again):
+        assert (await store.begin(record, holds(pages(2, 10)), 1002.0)).created.outcome is CreateOutcome.CREATED
+    assert lost.may_have_left(left)
+    lost.taken_over("again")
+    assert not lost.may_have_left(again), "it runs, or its end is still to be written"
+    await lost.settle()
+    assert (await store.books()).reserved == {"pages:member:decode-0": 2}
+    stored = await store.get("left")
+    assert stored is not None and stored.state is State.QUEUED and len(lost) == 2
+    await store.begin(late, holds(pages(2, 10)), 1002.0)  # a call that was on its way all the time
+    await lost.settle()
+    books = await store.books()
+    assert books.reserved == {"pages:member:decode-0": 2} and not books.faults
 
 
 async def test_a_create_is_kept_for_a_client_that_tries_again(make_store: MakeStore) -> None:

@@ -1,6 +1,7 @@
 """Messages that cross on the way: what a member has done already goes before what the router believes."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -48,6 +49,19 @@ async def test_b13_a_prefill_lost_after_its_last_write_does_not_cut_the_stream(r
         assert answer.text == "t0 t1 t2 " and answer.completed.state == pb.REQUEST_STATE_FINISHED
 
 
+async def test_a_router_that_stood_still_does_not_take_its_members_for_lost(redis_url: str, cell: str) -> None:
+    """Its timers are due when it wakes up, and what the members said meanwhile is still to be read."""
+    async with router_world(redis_url, cell, lost_after_s=0.6) as world:
+        world.decode.script.output.hold()
+        running = world.client.begin(request("r1"))
+        await world.client.until_state("r1", "decoding")
+        time.sleep(0.8)  # noqa: ASYNC251  (the whole process stands still)
+        world.decode.script.output.release()
+        answer = await running
+        assert answer.error is None and answer.completed.state == pb.REQUEST_STATE_FINISHED
+        await world.at_rest()
+
+
 async def test_b17_a_router_that_is_started_again_is_another_router_to_the_store(redis_url: str, cell: str) -> None:
     """Else it would keep the lease of its dead self alive, and nobody would ever reap what that one left."""
     names = set()
@@ -62,7 +76,7 @@ async def test_b09_a_cancel_after_a_prefill_that_was_lost_too_late_reaches_the_m
     async with lost_too_late(redis_url, cell) as (world, running):
         answer = await world.client.cancel("r1", wait=True)
         assert answer.state == pb.REQUEST_STATE_CANCELLED
-        assert world.decode.heard == ["prefill_lost", "cancelled"]
+        assert world.decode.heard == ["prefill_lost", "client_cancel"]
         ended = await running
         ended.check_order()
         assert ended.completed.finish_reason == pb.FINISH_REASON_CANCELLED

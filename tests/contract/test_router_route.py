@@ -1,6 +1,7 @@
 """A request's way through a real router, over scripted members and a real store."""
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable
 
 import grpc
@@ -8,6 +9,7 @@ import pytest
 
 from tandem.pools.v1 import decode_pb2, prefill_pb2
 from tandem.v1 import inference_pb2 as pb
+from tests.fake_member import Gate
 from tests.fake_members import FakePrefill
 from tests.redis_server import cell, redis_url
 from tests.router_world import World, request, router_world, until
@@ -17,6 +19,11 @@ __all__ = ["cell", "redis_url"]
 pytestmark = pytest.mark.slow
 
 STATES = ["created", "queued", "admitted", "prefilling", "decoding", "draining", "finished"]
+
+
+async def value(now: int) -> int:
+    """For `until`, which waits for what it asks."""
+    return now
 
 
 def states(record: pb.RequestRecord) -> list[str]:
@@ -77,6 +84,48 @@ async def test_what_members_are_told(redis_url: str, cell: str) -> None:
         assert world.decode.metadata[0]["traceparent"] == opening.traceparent
 
 
+async def test_the_stream_to_decode_comes_about_while_the_store_is_asked(redis_url: str, cell: str) -> None:
+    async with router_world(redis_url, cell) as world:
+        gate = world.links[0].gates["begin"] = Gate()
+        gate.hold()
+        asked = world.client.begin(request("r1"))
+        await until(lambda: value(world.decode.calls), 1)
+        assert not world.decode.opens, "there is no seat without a record"
+        gate.release()
+        assert (await asked).code is grpc.StatusCode.OK
+        assert world.decode.calls == 1
+        await world.at_rest()
+
+
+async def test_a_store_that_outlasts_decodes_patience_costs_no_attempt(redis_url: str, cell: str) -> None:
+    async with router_world(redis_url, cell) as world:
+        world.decode.script.first_message_s = 0.02
+        gate = world.links[0].gates["begin"] = Gate()
+        gate.hold()
+        asked = world.client.begin(request("r1"))
+        await until(lambda: value(world.decode.silent_calls), 1)
+        world.decode.script.first_message_s = None
+        gate.release()
+        assert (await asked).code is grpc.StatusCode.OK
+        assert (world.decode.calls, len(world.decode.opens)) == (2, 1)
+        assert (await world.client.get("r1")).attempt == 1
+        await world.at_rest()
+
+
+async def test_a_begin_without_an_answer_is_taken_up_by_who_asks_again(redis_url: str, cell: str) -> None:
+    async with router_world(redis_url, cell) as world:
+        world.links[0].lost.add("begin")
+        lost = await world.client.generate(request("r1"))
+        assert lost.error is not None and (lost.code, lost.error.reason) == (grpc.StatusCode.UNAVAILABLE, "STORE_UNAVAILABLE")
+        assert not world.decode.opens
+        answer = await world.client.generate(request("r1"))
+        answer.check_order()
+        assert answer.code is grpc.StatusCode.OK and len(world.decode.opens) == 1
+        record = await world.client.get("r1")
+        assert (states(record), record.attempt) == (STATES, 1)
+        await world.at_rest()
+
+
 async def test_a_seed_is_drawn_and_told(redis_url: str, cell: str) -> None:
     async with router_world(redis_url, cell) as world:
         answer = await world.client.generate(request("r1"))
@@ -109,6 +158,18 @@ async def test_a_refused_request_goes_to_another_member_and_keeps_its_age(redis_
         assert sorted(keys) == [1, 2, 3]
         record = await world.client.get("r1")
         assert states(record)[:8] == ["created", "queued", "admitted", "queued", "admitted", "queued", "admitted", "prefilling"]
+        await world.at_rest()
+
+
+async def test_an_attempt_that_has_a_seat_already_costs_an_attempt(redis_url: str, cell: str) -> None:
+    """Another router runs the request too, and the store has forgotten so: this client gets its answer all the same."""
+    async with router_world(redis_url, cell) as world:
+        duplicate = decode_pb2.Refused(reason="duplicate_attempt", detail="attempt 1 has a seat", retryable=True)
+        world.decode.script.refusals.append(duplicate)
+        answer = await world.client.generate(request("r1"))
+        answer.check_order()
+        assert answer.completed.state == pb.REQUEST_STATE_FINISHED
+        assert [one.key.attempt for one in world.decode.opens] == [1, 2]
         await world.at_rest()
 
 
@@ -147,7 +208,7 @@ async def test_g4_prefill_lost_before_the_commit_is_another_attempt(redis_url: s
         await world.at_rest()
 
 
-async def test_attempts_are_bounded(redis_url: str, cell: str) -> None:
+async def test_b49_attempts_are_bounded(redis_url: str, cell: str) -> None:
     """B49: every try has a number of its own, and there are only so many."""
     async with router_world(redis_url, cell, max_attempts=3) as world:
         world.prefill.script.failures.extend([grpc.StatusCode.UNAVAILABLE] * 5)
@@ -158,12 +219,38 @@ async def test_attempts_are_bounded(redis_url: str, cell: str) -> None:
         await world.at_rest()
 
 
-async def test_retries_have_a_budget_over_all_requests(redis_url: str, cell: str) -> None:
-    async with router_world(redis_url, cell, max_attempts=20, retry_share=0.0) as world:
+async def test_b49_retries_have_a_budget_over_all_requests(redis_url: str, cell: str) -> None:
+    async with router_world(redis_url, cell, max_attempts=20, retry_share=0.0, retry_burst=20) as world:
         world.prefill.script.failures.extend([grpc.StatusCode.UNAVAILABLE] * 100)
         answers = [await world.client.generate(request(f"r{number}")) for number in range(3)]
         assert all(answer.code is grpc.StatusCode.UNAVAILABLE for answer in answers)
         assert len(world.prefill.requests) == 20 + 3
+        await world.at_rest()
+
+
+@pytest.mark.parametrize("label", ["layout_mismatch", "unknown_model", "model_error"])
+async def test_what_another_prefill_member_may_not_share_is_tried_there(redis_url: str, cell: str, label: str) -> None:
+    async with router_world(redis_url, cell, prefills=2, exclude_s=5.0) as world:
+        once = deque([prefill_pb2.PrefillFailed(cause=label, retryable=True)])
+        for prefill in world.prefills:
+            prefill.script.failures = once
+        answer = await world.client.generate(request("r1"))
+        answer.check_order()
+        assert answer.code is grpc.StatusCode.OK
+        assert [len(prefill.requests) for prefill in world.prefills] == [1, 1]
+        await world.at_rest()
+
+
+async def test_a_prompt_on_which_two_models_failed_is_at_fault_itself(redis_url: str, cell: str) -> None:
+    async with router_world(redis_url, cell, prefills=2, max_attempts=5, exclude_s=5.0) as world:
+        for prefill in world.prefills:
+            prefill.script.failures.extend([prefill_pb2.PrefillFailed(cause="model_error", retryable=True)] * 2)
+        answer = await world.client.generate(request("r1"))
+        assert (answer.code, answer.completed.cause) == (grpc.StatusCode.INTERNAL, "model_failed")
+        assert answer.completed.finish_reason == pb.FINISH_REASON_MODEL_ERROR
+        assert [len(prefill.requests) for prefill in world.prefills] == [1, 1]
+        details = [step.detail for step in (await world.client.get("r1")).transitions if step.event == "prefill_lost"]
+        assert details == ["model_failed"]
         await world.at_rest()
 
 
@@ -179,7 +266,7 @@ async def test_a_failed_model_is_told_as_such(redis_url: str, cell: str) -> None
 @pytest.mark.parametrize("code", [None, grpc.StatusCode.UNAVAILABLE])
 @pytest.mark.parametrize("after", [0, 2])
 async def test_b38_a_cut_stream_never_looks_finished(redis_url: str, cell: str, code: grpc.StatusCode | None, after: int) -> None:
-    async with router_world(redis_url, cell) as world:
+    async with router_world(redis_url, cell, max_attempts=1) as world:
         world.decode.script.cut_after, world.decode.script.cut_code = after, code
         answer = await world.client.generate(request("r1"))
         answer.check_order()
@@ -193,8 +280,8 @@ async def test_b38_a_cut_stream_never_looks_finished(redis_url: str, cell: str, 
 
 
 async def test_b17_a_decode_member_that_is_killed(redis_url: str, cell: str) -> None:
-    """Mid stream: a typed error at once, no waiting for any clock."""
-    async with router_world(redis_url, cell) as world:
+    """Mid stream, and no other member comes: a typed error, no waiting for any clock."""
+    async with router_world(redis_url, cell, failover_wait_s=0.2) as world:
         world.decode.script.output.hold()
         running = world.client.begin(request("r1"))
         await world.client.until_state("r1", "decoding")
@@ -208,7 +295,7 @@ async def test_b17_a_decode_member_that_is_killed(redis_url: str, cell: str) -> 
 
 async def test_b17_a_decode_member_that_freezes(redis_url: str, cell: str) -> None:
     """Mid stream and silent: its Watch stream says nothing either, and that is what tells."""
-    async with router_world(redis_url, cell, lost_after_s=0.6) as world:
+    async with router_world(redis_url, cell, lost_after_s=0.6, failover_wait_s=0.2) as world:
         world.decode.script.output.hold()
         running = world.client.begin(request("r1"))
         await world.client.until_state("r1", "decoding")
@@ -244,7 +331,7 @@ async def test_a_restarted_member_is_told_apart(redis_url: str, cell: str) -> No
         await world.at_rest()
 
 
-async def test_a_slow_reader_pauses_its_own_stream_only(redis_url: str, cell: str) -> None:
+async def test_b47_a_slow_reader_pauses_its_own_stream_only(redis_url: str, cell: str) -> None:
     """D2: unread output is bounded; another request runs as if nothing were; the reader gets everything in the end."""
     async with router_world(redis_url, cell, buffer_bytes=1024) as world:
         world.decode.script.tokens, world.decode.script.text = 400, lambda index: f"{index:03d}" + "x" * 2000

@@ -8,7 +8,7 @@ from lifecycle.finish import Cause, Ending, FinishReason
 from lifecycle.record import RequestRecord
 from lifecycle.states import Event, IllegalTransition, State
 from lifecycle.usage import Timings, Usage
-from router.store import CancelOutcome, CreateOutcome, LiveRequest, WriteOutcome
+from router.store import AdoptOutcome, CancelOutcome, CreateOutcome, LiveRequest, Orphan, Owner, WriteOutcome
 from tests.redis_server import (
     Clock,
     MakeStore,
@@ -129,6 +129,36 @@ async def test_cancel_is_flagged_once_and_told_to_the_owner(make_store: MakeStor
     assert await here.heartbeat() == frozenset()
     stored = await there.wait_ended("running", 1.0)
     assert stored == record
+
+
+async def test_a_request_begins_with_its_ticket_or_queued(make_store: MakeStore) -> None:
+    here, there = make_store("router-a"), make_store("router-b")
+    first, second = new_record("first"), new_record("second")
+    begun = await here.begin(first, holds(pages(6, 10), tokens(10, 100)), 1002.0)
+    assert begun.created.outcome is CreateOutcome.CREATED and begun.ticket is not None and begun.ticket.applied
+    assert [step.state for step in first.transitions] == [State.CREATED, State.QUEUED, State.ADMITTED]
+    assert await there.get("first") == first
+    short = (await here.begin(second, holds(tokens(10, 100), pages(6, 10)), 1002.0)).ticket
+    assert short is not None and short.outcome is WriteOutcome.SHORT and short.shortage is not None
+    assert (short.shortage.taken, second.state) == (6, State.QUEUED)
+    assert await there.get("second") == second
+    assert (await here.books()).reserved == {"pages:member:decode-0": 6, "tokens:member:prefill-0": 10}
+    again = new_record("first", "router-b")
+    told = await there.begin(again, holds(pages(1, 10)), 1003.0)
+    assert (told.created.outcome, told.created.record, told.ticket) == (CreateOutcome.EXISTING, first, None)
+    assert again.state is State.CREATED
+    assert (await here.admit(second, holds(pages(4, 10)), 1003.0)).applied
+    assert (await here.books()).faults == ()
+
+
+async def test_a_cancel_before_the_begin_leaves_no_work(make_store: MakeStore) -> None:
+    store = make_store()
+    await store.request_cancel("early", "first thoughts", 900.0)
+    result = await store.begin(new_record("early"), holds(pages(6, 10)), 1002.0)
+    assert (result.created.outcome, result.ticket) == (CreateOutcome.ALREADY_CANCELLED, None)
+    assert result.created.record.state is State.CANCELLED and result.created.record.cancel_reason == "first thoughts"
+    books = await store.books()
+    assert (books.live_requests, books.tombstones, books.reserved, books.faults) == (0, 0, {}, ())
 
 
 async def test_admission_is_all_or_nothing_and_says_what_is_short(make_store: MakeStore) -> None:
@@ -311,6 +341,58 @@ async def test_dead_routers_are_reaped_and_their_late_writes_lose(make_store: Ma
     assert (books.reserved, books.live_requests, set(books.routers), books.faults) == ({}, 0, {"router-b"}, ())
 
 
+async def test_requests_that_may_have_their_seat_are_spared_and_taken_over_once(make_store: MakeStore, clock: Clock) -> None:
+    """The reservations stay with the request, and a router that was only frozen learns that it owns it no more."""
+    here, there = make_store("router-a"), make_store("router-b")
+    for store in (here, there):
+        await store.heartbeat(f"{store.router}.example:1")
+    record = await decoding(here, "seated")
+    record.decode_incarnation, record.detach_s, record.rpc_bound = "boot-7", 12.5, True
+    assert (await here.assert_live([LiveRequest(record, HELD)]))["seated"].applied
+    await decoding(here, "no-seat-known")
+    await there.request_cancel("seated", "enough", 1006.0)
+    orphan = Orphan("seated", "router-a")
+    await ready_to_reap(there, clock)
+    assert (await there.adopt(orphan)).outcome is AdoptOutcome.ALIVE, "its owner lives"
+    assert await there.owner("router-a") == Owner(True, "router-a.example:1")
+    await here.leave()
+    assert await there.owner("router-a") == Owner(False, "router-a.example:1")
+    report = await there.reap(1009.0, spare_seated=True)
+    assert (report.ended, report.seated) == (("no-seat-known",), (orphan,))
+    assert (await there.adopt(orphan, seatless=True)).outcome is AdoptOutcome.GONE
+    taken = await there.adopt(orphan)
+    assert taken.outcome is AdoptOutcome.ADOPTED and taken.record is not None and taken.holds is not None
+    assert (taken.record.router, taken.record.decode_incarnation, taken.record.detach_s) == ("router-b", "boot-7", 12.5)
+    assert taken.record.cancel_requested_at == 1006.0 and taken.record.rpc_bound and taken.holds.placement == HELD.placement
+    assert [(claim.budget.label, claim.amount) for claim in taken.holds.claims] == [("pages:member:decode-0", 5)]
+    assert await there.adopt(orphan) == taken, "an answer that was lost"
+    assert (await make_store("router-c").adopt(orphan)).outcome is AdoptOutcome.ALIVE, "it holds no lease of its own"
+    await here.heartbeat()
+    assert (await here.advance(record)).outcome is WriteOutcome.OTHER_OWNER
+    assert (await here.finish(finished(record))).outcome is WriteOutcome.OTHER_OWNER
+    assert await there.heartbeat() == {"seated"}, "the flag came along"
+    assert (await there.assert_live([LiveRequest(taken.record, taken.holds)]))["seated"].applied
+    books = await there.books()
+    assert (books.reserved, books.live_requests, books.faults) == ({"pages:member:decode-0": 5}, 1, ())
+    assert (await there.finish(finished(taken.record))).won
+    assert (await there.adopt(orphan)).outcome is AdoptOutcome.GONE
+    assert (await there.books()).reserved == {}
+    assert await there.owner("nobody") == Owner(False, "")
+
+
+async def test_what_the_steps_were_about_is_kept(make_store: MakeStore) -> None:
+    store = make_store("router-a")
+    record = await decoding(store, "r1")
+    await store.retry(record, Event.DECODE_LOST, None, 1009.0, "decode_lost")
+    stored = await store.get("r1")
+    assert stored is not None and stored == record and stored.terminal_sequence_no is None
+    details = {step.event: step.detail for step in stored.transitions if step.event}
+    assert details[Event.TICKET] == "decode=decode-0 prefill=prefill-0" and details[Event.DECODE_LOST] == "decode_lost"
+    record.advance(Event.FAIL, 1010.0)
+    record.ending, record.terminal_sequence_no = Ending(FinishReason.TRANSPORT_ERROR, Cause.DECODE_LOST), 7
+    assert (await store.finish(record)).record == record
+
+
 async def test_after_an_outage_nobody_ends_the_others_requests(make_store: MakeStore, clock: Clock) -> None:
     """All leases ran out while the store was away; the first router that is back waits until the others can be."""
     here, there = make_store("router-a"), make_store("router-b")
@@ -326,10 +408,36 @@ async def test_after_an_outage_nobody_ends_the_others_requests(make_store: MakeS
     clock.now += there.settings.lease_s
     assert (await there.reap(1.0)).ended == ()
     await here.heartbeat()
-    await there.heartbeat()
+    await ready_to_reap(there, clock)
     assert (await there.reap(1.0)).ended == ()
     await here.leave()
     assert (await there.reap(1.0)).ended == ("one",)
+
+
+async def test_after_an_outage_shorter_than_a_lease_nobody_ends_the_others_requests(make_store: MakeStore, clock: Clock) -> None:
+    """One router renewed just before the outage, the others' leases ran out in it."""
+    here, there = make_store("router-a"), make_store("router-b")
+    await decoding(here, "one")
+    await ready_to_reap(there, clock)
+    clock.now += 0.6 * there.settings.lease_s
+    await here.leave()
+    await there.heartbeat()
+    assert (await there.reap(1.0)).ended == ()
+    clock.now += 0.4 * there.settings.lease_s
+    await there.heartbeat()
+    assert (await there.reap(1.0)).ended == ()
+    await here.heartbeat()
+    await ready_to_reap(there, clock)
+    assert (await there.reap(1.0)).dead_routers == ()
+
+
+async def test_a_lease_that_a_create_began_is_no_reason_to_judge_others(make_store: MakeStore) -> None:
+    here, there = make_store("router-a"), make_store("router-b")
+    await decoding(here, "one")
+    await here.leave()
+    await there.create(new_record("two", "router-b"))
+    await there.heartbeat()
+    assert (await there.reap(1.0)).dead_routers == ()
 
 
 async def test_a_lapsed_lease_is_counted(make_store: MakeStore) -> None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from redis.asyncio import Redis
 
 from lifecycle.finish import Cause, Ending, FinishReason
 from lifecycle.record import RequestRecord
@@ -150,6 +151,26 @@ class StoreMachine(RuleBasedStateMachine):
             if times < 3:
                 record.advance(Event.ACCEPTED, self.now())
                 assert self.run(router, times, self.stores[router].advance(record)).applied
+
+    @rule(request_id=ids, router=routers, times=times, amount=st.integers(0, 7), member=members)
+    def begin(self, request_id: str, router: str, times: int, amount: int, member: str) -> None:
+        """Created with its first ticket; what is there already is told as by create, and changed no more than by it."""
+        record, wanted = new_record(request_id, router, fingerprint="body", at=self.now()), self.wanted(amount, member)
+        result = self.run(router, times, self.stores[router].begin(record, wanted, self.now()))
+        known = self.known.get(request_id)
+        if known is not None:
+            same = known.record.fingerprint == "body"
+            assert result.created.outcome is (CreateOutcome.EXISTING if same else CreateOutcome.CONFLICT)
+        elif request_id in self.tombstones:
+            assert result.created.outcome is CreateOutcome.ALREADY_CANCELLED
+            self.tombstones.discard(request_id)
+            self.known[request_id] = Known(result.created.record, flagged_at=result.created.record.cancel_requested_at)
+        else:
+            assert result.created.outcome is CreateOutcome.CREATED and result.ticket is not None
+            self.known[request_id] = known = Known(record)
+            self.placed(known, wanted, 1, result.ticket)
+            return
+        assert result.ticket is None and record.state is State.CREATED
 
     @precondition(lambda self: self.live())
     @rule(
@@ -305,10 +326,11 @@ class StoreMachine(RuleBasedStateMachine):
         link = self.links[ROUTERS[0]]
 
         async def forget() -> None:
-            keys = [key async for key in link.client.scan_iter(match=f"{{{link.settings.cell}}}:*")]
-            if keys:
-                await link.client.delete(*keys)
-            await link.client.script_flush()
+            async with Redis.from_url(self.url) as server:
+                keys = [key async for key in server.scan_iter(match=f"{{{link.settings.cell}}}:*")]
+                if keys:
+                    await server.delete(*keys)
+                await server.script_flush()
 
         self.loop.run(forget())
         self.tombstones.clear()

@@ -30,8 +30,8 @@ HELD = holds(pages(5, 10), tokens(50, 100))
 
 #: Commands that scripts may use: all are in Redis 7.2.
 COMMANDS = {
-    "DEL", "EXISTS", "EXPIRE", "HDEL", "HGET", "HGETALL", "HINCRBY", "HSET", "HSETNX", "PUBLISH", "SADD", "SREM", "TIME",
-    "ZADD", "ZCARD", "ZPOPMIN", "ZRANGE", "ZREM", "ZSCORE",
+    "DEL", "EXISTS", "EXPIRE", "HDEL", "HGET", "HGETALL", "HINCRBY", "HMGET", "HSET", "HSETNX", "PUBLISH", "SADD", "SREM",
+    "TIME", "ZADD", "ZCARD", "ZCOUNT", "ZPOPMIN", "ZRANGE", "ZREM", "ZSCORE",
 }  # fmt: skip
 
 
@@ -134,6 +134,34 @@ async def test_a_server_that_forgot_scripts_gets_them_again(make_store: MakeStor
     await link.close()
 
 
+@pytest.mark.slow
+async def test_a_link_that_is_closed_under_a_call_leaves_no_connection(own_server: tuple[EmbeddedServer, RedisStore]) -> None:
+    """The library connects again for a call that was broken off; nobody would close that connection."""
+    server, store = own_server
+    link = RedisLink(RedisSettings(url=server.url, socket_timeout_s=5.0, operation_timeout_s=5.0))
+    others = await clients(store)
+    await store._link.command("test", "CLIENT", "PAUSE", 60_000, "WRITE")
+    written = asyncio.create_task(link.command("test", "SET", "key", "value"))
+    await until(lambda: connected(store, others + 1), 5.0, "the call waits at the server")
+    await link.close()
+    await until(lambda: connected(store, others + 1), 5.0, "the call is made once more")
+    await store._link.command("test", "CLIENT", "UNPAUSE")
+    assert await written
+    await until(lambda: connected(store, others), 5.0, "its connection is closed")
+    with pytest.raises(StoreUnavailable, match="closed on this side"):
+        await link.command("test", "PING")
+    assert await clients(store) == others
+
+
+async def clients(store: RedisStore) -> int:
+    """Connections that the server has."""
+    return len(str(await store._link.command("test", "CLIENT", "LIST")).splitlines())
+
+
+async def connected(store: RedisStore, count: int) -> bool:
+    return await clients(store) == count
+
+
 async def test_a_server_that_lost_its_memory_is_healed_by_the_owners(own_server: tuple[EmbeddedServer, RedisStore]) -> None:
     _, store = own_server
     record, ending = await admitted(store, "one"), await admitted(store, "two")
@@ -210,6 +238,22 @@ async def test_callers_that_leave_in_the_middle_mix_up_no_answers(make_store: Ma
                 assert not isinstance(task, BaseException)
                 assert task is not None
                 assert task.request_id == name
+
+
+async def test_a_cancelled_caller_is_cancelled_at_whatever_moment(make_store: MakeStore) -> None:
+    """asyncio.wait_for, which the client library writes with, loses cancels."""
+    store = make_store()
+
+    async def for_ever() -> None:
+        while True:
+            await store.heartbeat()
+
+    for number in range(300):
+        task = asyncio.create_task(for_ever())
+        await asyncio.sleep(number % 30 * 1e-4)
+        task.cancel()
+        done, _ = await asyncio.wait([task], timeout=5.0)
+        assert done, f"round {number}: the cancel was lost"
 
 
 async def test_hints_reach_the_owner_and_come_back_after_a_break(make_store: MakeStore, redis_url: str) -> None:
@@ -301,6 +345,7 @@ def test_scripts_use_commands_of_redis_7_2_only() -> None:
     [
         ({"url": "http://here"}, "scheme 'http'"),
         ({"url": "redis+sentinel://a,b/name"}, "is not one of redis, rediss, unix"),
+        ({"url": "redis-sentinel://a:26379,b:26379"}, "redis url: the name of the master is missing"),
         ({"cell": ""}, "redis cell"),
         ({"cell": "a}b"}, "without braces"),
         ({"lease_s": 0}, "lease_s: must be over 0"),

@@ -97,11 +97,11 @@ def test_handover_commits_from_any_order_of_parts(wire):
     grant = grant_for(wire, list(range(100, 240)), tokens=16 * 140 - 5)
     wire.reader.do("offer", grant, wire.writer.name)
     table = [255 - i for i in range(140)]
-    parts = 4  # 64 pages a transfer, and the row
+    parts = 6  # 32 pages a transfer, and the row
     wire.writer.start("hand_over", grant, [table], 0)
     outcomes, faults = wire.reader.do("count", parts)
     assert not faults
-    assert [type(o) for o in outcomes] == [Counted] * 3 + [Committed]
+    assert [type(o) for o in outcomes] == [Counted] * 5 + [Committed]
     _, written, faults = wire.writer.answer()
     assert isinstance(written[-1], Filled)
     assert not faults
@@ -143,7 +143,7 @@ def test_b02_drain_is_answered_only_when_the_last_part_has_ended(wire):
     assert isinstance(outcomes[-1], Drained)
     assert not faults
     # Parts 0 and 1 were in flight and have landed; nothing else ever was.
-    assert wire.reader.do("landed") == 128 * PAGE_BYTES
+    assert wire.reader.do("landed") == 64 * PAGE_BYTES
     counted, _ = wire.reader.do("count", 2)
     assert [type(o) for o in counted] == [Counted, Counted]
 
@@ -248,9 +248,17 @@ def test_at_the_bound_the_writer_not_asked_about_for_longest_makes_room(wire):
         with pytest.raises(AssertionError, match="living writers"):
             wire.reader.do("bounded_endpoints", 2, asked)
         return
-    a, b, a2, c, a3, b2 = wire.reader.do("bounded_endpoints", 2, asked)
+    agents, displaced = zip(*wire.reader.do("bounded_endpoints", 2, asked), strict=True)
+    assert list(displaced) == [[], [], [], ["b"], [], ["c"]]
+    a, b, a2, c, a3, b2 = agents
     assert a == a2 == a3
     assert len({a, b, c, b2}) == 4, "a name is never used again"
+
+
+def test_a_sender_forgets_the_agent_not_connected_to_for_longest(wire):
+    a, b, c = (wire.reader.do("endpoint", f"bounded sender {n}") for n in range(3))
+    assert wire.writer.do("bounded_peers", 2, [a, b, a, c]) == (2, ["", CAUSE_NOT_CONNECTED, "", ""])
+    assert sorted(wire.reader.do("wait_checked", 3)) == [0, 2, 3]
 
 
 def test_the_transfer_threads_carry_a_handover(wire):

@@ -209,13 +209,31 @@ class Node:
             assert zlib.crc32(self.pages.array[page]) == crc, f"push {push_id}: notice before data"
         return int(push_id)
 
-    def bounded_endpoints(self, writers_max: int, writers: list[str]) -> list[str]:
-        """Agent names that another receiver with such a bound gives to writers, asked for in turn."""
+    def bounded_endpoints(self, writers_max: int, writers: list[str]) -> list[tuple[str, list[str]]]:
+        """Agent names that another receiver with such a bound gives to writers in turn, and whom each time displaced."""
         receiver = self.make("bounded", writers_max=writers_max)
         try:
-            return [receiver.endpoint(writer).agent for writer in writers]
+            return [(receiver.endpoint(writer).agent, receiver.take_displaced()) for writer in writers]
         finally:
             receiver.close()
+
+    def bounded_peers(self, peers_max: int, endpoints: list[Endpoint]) -> tuple[int, list[str]]:
+        """Agents that another sender with such a bound knows after connecting to all, and why a push to each failed."""
+        sender = self.make("bounded", peers_max=peers_max)
+        try:
+            for endpoint in endpoints:
+                sender.connect(endpoint)
+            causes = []
+            for number, endpoint in enumerate(endpoints):
+                try:
+                    sender.post(self.push_of(number, endpoint, [(1, 1)]))
+                    causes.append("")
+                except SendFailed as failure:
+                    causes.append(failure.cause)
+            until(lambda: sender.poll() is not None and sender.in_flight == 0)
+            return sender.peers, causes
+        finally:
+            sender.close()
 
     def pump_endpoint(self, writer: str) -> Endpoint:
         """Start a transfer thread with a receiver of its own; the endpoint for a writer."""
@@ -228,7 +246,7 @@ class Node:
         self.pump.start()
         self.pump.armed(True)
         answers: list[Any] = []
-        self.pump.request_endpoint(writer, answers.append)
+        self.pump.request_endpoint(writer, answers.append, answers.append)
         until(lambda: answers)
         return answers[0]
 

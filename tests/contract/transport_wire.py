@@ -116,6 +116,8 @@ class ProcessSide:
 
     def freeze(self) -> None:
         self._process.send_signal(signal.SIGSTOP)
+        # The signal is on its way: what its other threads do until it arrives is not yet the frozen node's.
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)
 
     def thaw(self) -> None:
         self._process.send_signal(signal.SIGCONT)

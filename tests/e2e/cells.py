@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -21,6 +22,12 @@ _NUMBERS = itertools.count()
 REST_TIMEOUT_S = 20.0
 #: Books that say what exists rather than what is held: anything else must be zero at rest.
 CAPACITY = ("pages_free", "pages_cached", "pages_total", "landing_rows_free", "members", "steps")
+
+#: Gauges that say what there is or is kept for a while, not what is held.
+STANDING = re.compile(
+    r"_build_info$|_members$|_leases$|_agents$|_busy_ratio$|_timestamp_seconds$|_kept_streams$|_kept_stream_bytes$"
+    r"|_prefix_indexed_pages$|_prefix_hints$"
+)
 
 
 def fresh_id(prefix: str = "e2e") -> str:

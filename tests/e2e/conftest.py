@@ -10,6 +10,7 @@ import pytest
 
 from models import DEFAULT_MODEL
 from tandem_cli.cell import Cell, CellOptions, running_cell
+from tests.exact_dtype import EXACT_DTYPE
 from tests.otlp_collector import OtlpCollector, collecting
 from tests.reference import default_model
 
@@ -26,6 +27,8 @@ def cell_of(**options: object) -> Iterator[Cell]:
         ("prefill", f"--context-tokens={CONTEXT_TOKENS}"),
         ("decode", f"--context-tokens={CONTEXT_TOKENS}"),
         ("prefill", f"--max-step-tokens={STEP_TOKENS}"),
+        ("prefill", "--handover-checksums"),
+        ("decode", "--handover-checksums"),
         *options.pop("extra", ()),
     )
     settings = {"model": DEFAULT_MODEL, "listen": "127.0.0.1:0", "kv_tokens": 16_384, "log_level": "warning", "extra": extra}
@@ -37,9 +40,16 @@ def cell_of(**options: object) -> Iterator[Cell]:
 
 
 @pytest.fixture(scope="session")
+def exact_cell() -> Iterator[Cell]:
+    """Two routers, one prefill and one decode member, where a request says the same in whatever company."""
+    with cell_of(dtype=EXACT_DTYPE, routers=2) as cell:
+        yield cell
+
+
+@pytest.fixture(scope="session")
 def f32_cell() -> Iterator[Cell]:
-    """Two routers, one prefill and one decode member in float32."""
-    with cell_of(dtype="float32", routers=2) as cell:
+    """One router, one prefill and one decode member in float32, to be compared with the reference."""
+    with cell_of(dtype="float32") as cell:
         yield cell
 
 

@@ -11,8 +11,8 @@ from typing import Any
 from decode_svc.config import DecodeSettings
 from decode_svc.service import DecodeService
 from decode_svc.service import Parts as DecodeParts
-from engine.batch import Batch
-from engine.runner import Runner
+from engine.batch import Batch, LayerMarks
+from engine.runner import Runner, RunnerStatistics
 from kv_transfer.memory import MemoryFabric, MemoryReceiver, MemorySender
 from member.process import open_member
 from prefill_svc.config import PrefillSettings
@@ -49,16 +49,21 @@ class WatchedRunner:
         self.vocabulary_size = runner.vocabulary_size
         self.context_tokens = runner.context_tokens
         self.slabs = runner.slabs
+        self.slab_data = runner.slab_data
 
-    def run(self, batch: Batch) -> Any:
+    def run(self, batch: Batch, marks: LayerMarks | None = None) -> Any:
         """See Runner."""
         self.steps += 1
         step = self.steps
         self._events.append(("decode.started", step))
         self.gate.passage()
-        logits = self._runner.run(batch)
+        logits = self._runner.run(batch, marks)
         self._events.append(("decode.completed", step))
         return logits
+
+    def statistics(self) -> RunnerStatistics:
+        """See Runner."""
+        return self._runner.statistics()
 
 
 class WatchedStream:
@@ -93,6 +98,8 @@ class WatchedTokenizer:
         self._tokenizer = tokenizer
         self._events = events
         self.eos_ids = tokenizer.eos_ids
+        self.token_bytes = tokenizer.token_bytes
+        self.piece = tokenizer.piece
 
     def detokeniser(self, policy: Utf8Policy = Utf8Policy.ERROR) -> TextStream:
         """As the tokenizer's own."""
@@ -100,8 +107,20 @@ class WatchedTokenizer:
 
 
 @dataclass
+class Decode:
+    """A decode member of a cell."""
+
+    process: Process
+    service: DecodeService
+    runner: WatchedRunner
+
+
+@dataclass
 class OneProcessCell:
-    """A running cell. `events`: what the decode member did and what `follow` saw arrive at the client, in order."""
+    """A running cell. `events`: what decode members did and what `follow` saw arrive at the client, in order.
+
+    decode, decode_service, decode_runner: of the first decode member; decodes: all of them.
+    """
 
     stub: pb_grpc.InferenceServiceStub
     router: Process
@@ -110,6 +129,7 @@ class OneProcessCell:
     decode_service: DecodeService
     decode_runner: WatchedRunner
     events: Events
+    decodes: list[Decode]
     arrived: list[pb.GenerateResponse] = field(default_factory=list)
 
     async def next(self, call: Any) -> pb.GenerateResponse:
@@ -140,7 +160,7 @@ class OneProcessCell:
 
     async def at_rest(self) -> None:
         """Every process: no fault, nothing held."""
-        for process in (self.router, self.prefill, self.decode):
+        for process in (self.router, self.prefill, *(one.process for one in self.decodes if not one.process.draining())):
             address = process.frame.address
 
             async def nothing_held(address: str = address) -> bool:
@@ -161,31 +181,39 @@ class Model:
 
 
 @contextlib.asynccontextmanager
-async def one_process_cell(model: Model, redis_url: str, cell: str, **settings: Any) -> AsyncIterator[OneProcessCell]:
+async def one_process_cell(
+    model: Model, redis_url: str, cell: str, *, decodes: int = 1, **settings: Any
+) -> AsyncIterator[OneProcessCell]:
     """From start to end, in the order of a shutdown. `settings` are the router's."""
     events: Events = []
     fabric = MemoryFabric()
-    decode_runner = WatchedRunner(model.make_runner(), events)
+    runners = [WatchedRunner(model.make_runner(), events) for _ in range(decodes)]
     services: list[DecodeService] = []
     common: dict[str, Any] = {"listen": "127.0.0.1:0", "metrics_port": None, "drain_settle_s": 0.0, "drain_timeout_s": 10.0}
     pool = {**common, "transport": "memory"}
     prefill_settings = PrefillSettings(**pool, name="prefill-0")
-    decode_settings = DecodeSettings(**pool, name="decode-0")
 
     def prefill(frame: Frame) -> PrefillService:
         parts = PrefillParts(model.make_runner, lambda name, slabs: MemorySender(fabric, name, slabs), model.name)
         return PrefillService(frame, prefill_settings, parts)
 
     def decode(frame: Frame) -> DecodeService:
-        watched = WatchedTokenizer(model.tokenizer, events)
-        receiver = lambda name, slabs: MemoryReceiver(fabric, name, slabs)  # noqa: E731
-        services.append(
-            DecodeService(frame, decode_settings, DecodeParts(lambda: decode_runner, lambda: watched, receiver, model.name))
+        runner = runners[len(services)]
+        parts = DecodeParts(
+            lambda: runner,
+            lambda: WatchedTokenizer(model.tokenizer, events),
+            lambda name, slabs: MemoryReceiver(fabric, name, slabs),
+            model.name,
+            make_sender=lambda name, slabs: MemorySender(fabric, name, slabs),
         )
-        return services[0]
+        services.append(DecodeService(frame, decode_settings[len(services)], parts))
+        return services[-1]
+
+    decode_settings = [DecodeSettings(**pool, name=f"decode-{number}") for number in range(decodes)]
 
     async with contextlib.AsyncExitStack() as stack:
-        members = [open_member(prefill, prefill_settings, "prefill"), open_member(decode, decode_settings, "decode")]
+        members = [open_member(prefill, prefill_settings, "prefill")]
+        members += [open_member(decode, one, "decode") for one in decode_settings]
         addresses = [await _opened(stack, member) for member in members]
         router_settings = RouterSettings(
             **{
@@ -194,25 +222,32 @@ async def one_process_cell(model: Model, redis_url: str, cell: str, **settings: 
                 "redis_url": redis_url,
                 "cell": cell,
                 "prefill": (addresses[0],),
-                "decode": (addresses[1],),
+                "decode": tuple(addresses[1:]),
                 **settings,
             }
         )
-        snapshot = decode_runner.layout.model_snapshot
-        served = ServedModel(model.name, snapshot, decode_runner.context_tokens, decode_runner.vocabulary_size)
+        first = runners[0]
+        served = ServedModel(model.name, first.layout.model_snapshot, first.context_tokens, first.vocabulary_size)
         loaded = LoadedModel(served, model.tokenizer)
         router = Process(lambda frame: Router(frame, router_settings, lambda: loaded), router_settings, "router")
         address = await _opened(stack, router)
         stub = await stack.enter_async_context(connect(address))
-        stack.callback(decode_runner.gate.release)
-        yield OneProcessCell(stub, router, members[0], members[1], services[0], decode_runner, events)
+        for runner in runners:
+            stack.callback(runner.gate.release)
+        made = [Decode(*one) for one in zip(members[1:], services, runners, strict=True)]
+        yield OneProcessCell(stub, router, members[0], made[0].process, made[0].service, made[0].runner, events, made)
 
 
 async def _opened(stack: contextlib.AsyncExitStack, process: Process) -> str:
-    """Open a process; drain and close it at the end. Returns its address."""
+    """Open a process; drain (unless the test did) and close it at the end. Returns its address."""
+
+    async def drain() -> None:
+        if not process.draining():
+            await process.drain()
+
     stack.push_async_callback(process.close)
     frame = await process.open()
-    stack.push_async_callback(process.drain)
+    stack.push_async_callback(drain)
     return frame.address
 
 

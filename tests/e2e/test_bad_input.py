@@ -66,10 +66,10 @@ def good() -> pb.GenerateRequest:
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
-async def test_bad_input_names_field_and_limit(f32_cell: Cell, case: Case) -> None:
+async def test_bad_input_names_field_and_limit(exact_cell: Cell, case: Case) -> None:
     request = good()
     case.spoil(request)
-    async with stub_of(f32_cell) as stub:
+    async with stub_of(exact_cell) as stub:
         answer = await ask(stub, request, timeout_s=20)
         assert answer.status is case.code, f"{answer.status} {answer.details}"
         assert case.field in answer.details and case.limit in answer.details and answer.completed is None
@@ -79,10 +79,10 @@ async def test_bad_input_names_field_and_limit(f32_cell: Cell, case: Case) -> No
         assert (await ask(stub, good())).completed is not None
 
 
-async def test_violations_are_collected_and_named_in_the_details(f32_cell: Cell) -> None:
+async def test_violations_are_collected_and_named_in_the_details(exact_cell: Cell) -> None:
     request = good()
     request.sampling.temperature, request.sampling.top_p, request.max_output_tokens = -1, 0, 0
-    async with stub_of(f32_cell) as stub:
+    async with stub_of(exact_cell) as stub:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             async for _ in stub.Generate(request, timeout=20):
                 pass
@@ -91,9 +91,9 @@ async def test_violations_are_collected_and_named_in_the_details(f32_cell: Cell)
 
 
 @pytest.mark.parametrize(("field_number", "name"), [(3, "text"), (1, "request_id")])
-async def test_invalid_utf8_names_the_field(f32_cell: Cell, field_number: int, name: str) -> None:
+async def test_invalid_utf8_names_the_field(exact_cell: Cell, field_number: int, name: str) -> None:
     bad = bytes([field_number << 3 | 2, 2, 0xFF, 0xFE])
-    async with grpc.aio.insecure_channel(f32_cell.address) as channel:
+    async with grpc.aio.insecure_channel(exact_cell.address) as channel:
         call = channel.unary_stream("/tandem.v1.InferenceService/Generate")(good().SerializeToString() + bad, timeout=20)
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             async for _ in call:
@@ -103,18 +103,20 @@ async def test_invalid_utf8_names_the_field(f32_cell: Cell, field_number: int, n
     )
 
 
-async def test_same_id_other_body_and_same_body_again(f32_cell: Cell) -> None:
+async def test_same_id_other_body_and_same_body_again(exact_cell: Cell) -> None:
     """B18."""
     first = good()
-    async with stub_of(f32_cell, 0) as stub, stub_of(f32_cell, 1) as other:
-        assert (await ask(stub, first)).completed is not None
+    async with stub_of(exact_cell, 0) as stub, stub_of(exact_cell, 1) as other:
+        whole = await ask(stub, first)
+        assert whole.completed is not None
         changed = pb.GenerateRequest(request_id=first.request_id, text="other", max_output_tokens=4)
-        for request in (first, changed):
-            answer = await ask(other, request)
-            assert answer.status is grpc.StatusCode.ALREADY_EXISTS and first.request_id in answer.details
+        answer = await ask(other, changed)
+        assert answer.status is grpc.StatusCode.ALREADY_EXISTS and first.request_id in answer.details
+        again = await ask(other, first)
+        assert again.status is grpc.StatusCode.OK and again.completed == whole.completed
 
 
-async def test_nothing_is_left_behind(f32_cell: Cell) -> None:
-    await at_rest(f32_cell)
-    for child in (*f32_cell.routers, *f32_cell.prefill, *f32_cell.decode):
+async def test_nothing_is_left_behind(exact_cell: Cell) -> None:
+    await at_rest(exact_cell)
+    for child in (*exact_cell.routers, *exact_cell.prefill, *exact_cell.decode):
         assert not (await check(child.address)).faults

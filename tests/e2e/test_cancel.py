@@ -31,9 +31,9 @@ async def _rest(call: grpc.aio.UnaryStreamCall) -> list[pb.GenerateResponse]:
     return events
 
 
-async def test_cancel_through_another_router(f32_cell: Cell, tokenizer: Tokenizer) -> None:
+async def test_cancel_through_another_router(exact_cell: Cell, tokenizer: Tokenizer) -> None:
     request = greedy_request(tokenizer.encode("A long story about a river:"), LONG)
-    async with stub_of(f32_cell, 0) as streaming, stub_of(f32_cell, 1) as other:
+    async with stub_of(exact_cell, 0) as streaming, stub_of(exact_cell, 1) as other:
         call = streaming.Generate(request, timeout=60)
         await _first_delta(call)
         answer = await other.Cancel(pb.CancelRequest(request_id=request.request_id, reason="enough", wait=True), timeout=20)
@@ -49,25 +49,25 @@ async def test_cancel_through_another_router(f32_cell: Cell, tokenizer: Tokenize
     moments = [record.cancel_requested_at, record.cancel_observed_at, record.cancel_effective_at]
     times = [moment.ToNanoseconds() for moment in moments]
     assert all(times) and times == sorted(times)
-    await at_rest(f32_cell)
+    await at_rest(exact_cell)
 
 
-async def test_cancel_before_generate_leaves_a_tombstone(f32_cell: Cell, tokenizer: Tokenizer) -> None:
+async def test_cancel_before_generate_leaves_a_tombstone(exact_cell: Cell, tokenizer: Tokenizer) -> None:
     request = greedy_request(tokenizer.encode("Never computed"), 8, request_id=fresh_id("early"))
-    async with stub_of(f32_cell, 1) as other, stub_of(f32_cell, 0) as stub:
+    async with stub_of(exact_cell, 1) as other, stub_of(exact_cell, 0) as stub:
         answer = await other.Cancel(pb.CancelRequest(request_id=request.request_id), timeout=10)
         assert answer.outcome == pb.CANCEL_OUTCOME_ACCEPTED
         ended = await ask(stub, request)
     assert ended.reason == "cancelled" and ended.status is grpc.StatusCode.CANCELLED
     assert ended.completed.usage.selected_tokens == 0 and ended.text == ""
-    await at_rest(f32_cell)
+    await at_rest(exact_cell)
 
 
 @pytest.mark.parametrize("delay_tokens", [0, 1, 200])
-async def test_cancels_at_different_moments_leave_nothing(f32_cell: Cell, tokenizer: Tokenizer, delay_tokens: int) -> None:
+async def test_cancels_at_different_moments_leave_nothing(exact_cell: Cell, tokenizer: Tokenizer, delay_tokens: int) -> None:
     """delay_tokens: 0 cancels at once (queued, admitted or prefilling), 1 with the first delta, 200 never in time."""
     requests = [greedy_request(tokenizer.encode("count " * 150), 24 if delay_tokens == 200 else LONG) for _ in range(6)]
-    async with stub_of(f32_cell, 0) as stub, stub_of(f32_cell, 1) as other:
+    async with stub_of(exact_cell, 0) as stub, stub_of(exact_cell, 1) as other:
         calls = [stub.Generate(request, timeout=120) for request in requests]
         if delay_tokens == 1:
             await _first_delta(calls[0])
@@ -81,13 +81,13 @@ async def test_cancels_at_different_moments_leave_nothing(f32_cell: Cell, tokeni
             await asyncio.gather(*cancels)
             for call in calls:
                 assert (await _rest(call))[-1].completed.finish_reason == pb.FINISH_REASON_CANCELLED
-    await at_rest(f32_cell)
+    await at_rest(exact_cell)
 
 
-async def test_client_gone_is_a_cancel_that_says_so(f32_cell: Cell, tokenizer: Tokenizer) -> None:
+async def test_client_gone_is_a_cancel_that_says_so(exact_cell: Cell, tokenizer: Tokenizer) -> None:
     """B09: nothing is orphaned."""
     request = greedy_request(tokenizer.encode("The client leaves soon"), LONG)
-    async with stub_of(f32_cell) as stub:
+    async with stub_of(exact_cell) as stub:
         call = stub.Generate(request, timeout=60)
         await _first_delta(call)
         call.cancel()
@@ -98,11 +98,11 @@ async def test_client_gone_is_a_cancel_that_says_so(f32_cell: Cell, tokenizer: T
 
         record = await until(ended, 15, "the record is CANCELLED")
     assert record.cause == "client_gone"
-    await at_rest(f32_cell)
+    await at_rest(exact_cell)
 
 
-async def test_unknown_id_and_empty_id(f32_cell: Cell) -> None:
-    async with stub_of(f32_cell) as stub:
+async def test_unknown_id_and_empty_id(exact_cell: Cell) -> None:
+    async with stub_of(exact_cell) as stub:
         with pytest.raises(grpc.aio.AioRpcError) as unknown:
             await stub.Get(pb.GetRequest(request_id=fresh_id("unknown")), timeout=10)
         assert unknown.value.code() is grpc.StatusCode.NOT_FOUND

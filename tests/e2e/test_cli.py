@@ -85,8 +85,8 @@ async def record_of(cell: Cell, request_id: str) -> dict[str, Any]:
     return records[-1]
 
 
-async def test_the_same_text_in_every_form(f32_cell: Cell) -> None:
-    at = ("--address", f32_cell.address)
+async def test_the_same_text_in_every_form(exact_cell: Cell) -> None:
+    at = ("--address", exact_cell.address)
     text, piped, events, final, quiet = await asyncio.gather(
         run("generate", *at, *GREEDY, PROMPT),
         run("generate", *at, *GREEDY, "-", stdin=f"{PROMPT}\n".encode()),
@@ -106,8 +106,8 @@ async def test_the_same_text_in_every_form(f32_cell: Cell) -> None:
     assert [event["sequence_no"] for event in events.lines] == [str(number) for number in range(len(events.lines))]
 
 
-async def test_exit_statuses(f32_cell: Cell) -> None:
-    at = ("--address", f32_cell.address)
+async def test_exit_statuses(exact_cell: Cell) -> None:
+    at = ("--address", exact_cell.address)
     cases = {
         ("generate", *at, "--temperature", "-1", "x"): (Exit.BAD_INPUT, "sampling.temperature"),
         ("generate", *at, "--seed", "-1", "x"): (Exit.BAD_INPUT, "seed"),
@@ -118,7 +118,7 @@ async def test_exit_statuses(f32_cell: Cell) -> None:
         ("generate", "--address", "127.0.0.1:1", "x"): (Exit.UNREACHABLE, "No router answers at 127.0.0.1:1"),
         ("models", "pull", "nobody"): (Exit.NOT_FOUND, "nobody"),
         ("up", "--listen", "nowhere"): (Exit.BAD_INPUT, "host:port"),
-        ("up", "--listen", f32_cell.address): (Exit.FAILED, f"cannot listen on {f32_cell.address}"),
+        ("up", "--listen", exact_cell.address): (Exit.FAILED, f"cannot listen on {exact_cell.address}"),
         ("up", "--set", "nobody.x=1"): (Exit.BAD_INPUT, "ROLE.SETTING=VALUE"),
     }
     answers = await asyncio.gather(*(run(*arguments) for arguments in cases))
@@ -138,18 +138,18 @@ async def test_exit_statuses(f32_cell: Cell) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-async def test_a_signal_cancels_the_request_and_shows_its_end(f32_cell: Cell, number: int) -> None:
+async def test_a_signal_cancels_the_request_and_shows_its_end(exact_cell: Cell, number: int) -> None:
     name = fresh_id("interrupted")
-    async with command("generate", "--address", f32_cell.address, "--request-id", name, *ENDLESS, PROMPT) as process:
+    async with command("generate", "--address", exact_cell.address, "--request-id", name, *ENDLESS, PROMPT) as process:
         assert process.stdout is not None
         await asyncio.wait_for(process.stdout.readexactly(1), RUN_S)
         process.send_signal(number)
         ended = await rest_of(process)
     assert ended.code == Exit.CANCELLED
     assert "Ctrl-C again quits" in ended.err and "cancelled" in ended.err and "cancel effective after" in ended.err
-    record = await record_of(f32_cell, name)
+    record = await record_of(exact_cell, name)
     assert record["state"] == "REQUEST_STATE_CANCELLED" and record["cancel_reason"] == "interrupted at the terminal"
-    await at_rest(f32_cell)
+    await at_rest(exact_cell)
 
 
 async def test_a_second_ctrl_c_quits_although_nobody_answers() -> None:
@@ -165,10 +165,10 @@ async def test_a_second_ctrl_c_quits_although_nobody_answers() -> None:
                 assert (await rest_of(process)).code == Exit.CANCELLED
 
 
-async def test_a_reader_that_leaves_ends_the_request(f32_cell: Cell) -> None:
+async def test_a_reader_that_leaves_ends_the_request(exact_cell: Cell) -> None:
     name = fresh_id("left")
     process = await asyncio.create_subprocess_shell(
-        f'"{sys.executable}" -m tandem_cli generate --address {f32_cell.address} --request-id {name} {" ".join(ENDLESS)} x '
+        f'"{sys.executable}" -m tandem_cli generate --address {exact_cell.address} --request-id {name} {" ".join(ENDLESS)} x '
         "| head -c 1 | wc -c; exit ${PIPESTATUS[0]}",
         executable="/bin/bash",
         stdout=asyncio.subprocess.PIPE,
@@ -176,13 +176,13 @@ async def test_a_reader_that_leaves_ends_the_request(f32_cell: Cell) -> None:
     )
     ended = await rest_of(process)
     assert ended.code == Exit.PIPE_CLOSED and ended.out.strip() == "1" and ended.err == ""
-    record = await record_of(f32_cell, name)
+    record = await record_of(exact_cell, name)
     assert record["state"] == "REQUEST_STATE_CANCELLED"
-    await at_rest(f32_cell)
+    await at_rest(exact_cell)
 
 
-async def test_cancel_get_and_models(f32_cell: Cell) -> None:
-    name, at = fresh_id("early"), ("--address", f32_cell.address)
+async def test_cancel_get_and_models(exact_cell: Cell) -> None:
+    name, at = fresh_id("early"), ("--address", exact_cell.address)
     cancelled = await run("cancel", name, *at, "--reason", "changed my mind")
     assert (cancelled.code, cancelled.out) == (Exit.OK, "accepted, id not seen yet\n")
     generated, served, listed = await asyncio.gather(

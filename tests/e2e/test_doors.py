@@ -37,8 +37,8 @@ async def _files(channel: grpc.aio.Channel, symbol: str) -> list[descriptor_pb2.
     return list(found.values())
 
 
-async def test_reflection_alone_is_enough_to_generate(f32_cell: Cell) -> None:
-    async with grpc.aio.insecure_channel(f32_cell.address) as channel:
+async def test_reflection_alone_is_enough_to_generate(exact_cell: Cell) -> None:
+    async with grpc.aio.insecure_channel(exact_cell.address) as channel:
         pool = descriptor_pool.DescriptorPool()
         files = {file.name: file for file in await _files(channel, SERVICE)}
 
@@ -63,7 +63,7 @@ async def test_reflection_alone_is_enough_to_generate(f32_cell: Cell) -> None:
     assert events[0].started.prompt_tokens > 0 and events[-1].completed.usage.selected_tokens == 5
 
 
-def test_buf_curl_can_generate(f32_cell: Cell) -> None:
+def test_buf_curl_can_generate(exact_cell: Cell) -> None:
     body = json.dumps({"request_id": fresh_id("curl"), "text": "Water is", "max_output_tokens": 4})
     buf = Path(sys.executable).with_name("buf")
     command = [
@@ -78,17 +78,17 @@ def test_buf_curl_can_generate(f32_cell: Cell) -> None:
         body,
     ]
     done = subprocess.run(
-        [*command, f"http://{f32_cell.address}/{SERVICE}/Generate"], capture_output=True, text=True, timeout=60, check=False
+        [*command, f"http://{exact_cell.address}/{SERVICE}/Generate"], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
     assert '"completed"' in done.stdout and "FINISH_REASON_MAX_OUTPUT_TOKENS" in done.stdout
 
 
-async def test_health_by_service_name(f32_cell: Cell) -> None:
+async def test_health_by_service_name(exact_cell: Cell) -> None:
     names = {
-        f32_cell.routers[0].address: ["", SERVICE, "liveness", "readiness"],
-        f32_cell.prefill[0].address: ["", "tandem.pools.v1.PrefillService", "liveness", "readiness"],
-        f32_cell.decode[0].address: ["", "tandem.pools.v1.DecodeService", "liveness", "readiness"],
+        exact_cell.routers[0].address: ["", SERVICE, "liveness", "readiness"],
+        exact_cell.prefill[0].address: ["", "tandem.pools.v1.PrefillService", "liveness", "readiness"],
+        exact_cell.decode[0].address: ["", "tandem.pools.v1.DecodeService", "liveness", "readiness"],
     }
     for address, services in names.items():
         async with grpc.aio.insecure_channel(address) as channel:
@@ -98,9 +98,9 @@ async def test_health_by_service_name(f32_cell: Cell) -> None:
                 assert answer.status == health_pb2.HealthCheckResponse.SERVING, (address, service)
 
 
-async def test_models_and_record(f32_cell: Cell) -> None:
+async def test_models_and_record(exact_cell: Cell) -> None:
     request = pb.GenerateRequest(request_id=fresh_id("record"), text="The colour of grass is", max_output_tokens=6)
-    async with stub_of(f32_cell, 0) as stub, stub_of(f32_cell, 1) as other:
+    async with stub_of(exact_cell, 0) as stub, stub_of(exact_cell, 1) as other:
         (model,) = (await stub.ListModels(pb.ListModelsRequest(), timeout=10)).models
         assert (model.prefill_members, model.decode_members, model.vocabulary_size) == (1, 1, 49_152)
         answer = await ask(stub, request)
@@ -116,11 +116,11 @@ async def test_models_and_record(f32_cell: Cell) -> None:
     timings = answer.completed.timings
     assert timings.prefill_s > 0 and timings.handover_s > 0 and 0 < timings.decode_s < timings.total_s
     assert timings.handover_exposed_s <= timings.handover_s and 0 < timings.first_token_s < timings.total_s
-    await at_rest(f32_cell)
+    await at_rest(exact_cell)
 
 
-async def test_final_only_is_the_same_text_in_one_event(f32_cell: Cell) -> None:
-    async with stub_of(f32_cell) as stub:
+async def test_final_only_is_the_same_text_in_one_event(exact_cell: Cell) -> None:
+    async with stub_of(exact_cell) as stub:
         answers = []
         for mode in (pb.OUTPUT_MODE_DELTA, pb.OUTPUT_MODE_FINAL_ONLY):
             request = pb.GenerateRequest(
@@ -132,11 +132,11 @@ async def test_final_only_is_the_same_text_in_one_event(f32_cell: Cell) -> None:
     assert delta.text == final.text != "" and len(delta.sequence_nos) > 3 and final.sequence_nos == [0, 1]
 
 
-async def test_stop_text_is_never_sent(f32_cell: Cell) -> None:
+async def test_stop_text_is_never_sent(exact_cell: Cell) -> None:
     """B28 through the whole path: stream text is the text before the stop, whatever the tokens are."""
     plain = pb.GenerateRequest(request_id=fresh_id("stop"), text="Count: 1, 2, 3, 4,", max_output_tokens=40)
     plain.sampling.temperature = 0
-    async with stub_of(f32_cell) as stub:
+    async with stub_of(exact_cell) as stub:
         whole = (await ask(stub, plain)).text
         assert len(whole) > 20
         stop = whole[9:14]

@@ -13,14 +13,15 @@ from models import Tokenizer
 from tandem.v1 import inference_pb2 as pb
 from tandem_cli.cell import PAGE_TOKENS, Cell
 from tandem_cli.supervisor import Child
-from tests.e2e.cells import ask, ask_all, at_rest, fresh_id, greedy_request, read, stub_of
+from tests.e2e.cells import STANDING, ask, ask_all, at_rest, fresh_id, greedy_request, read, stub_of
 from tests.e2e.conftest import STEP_TOKENS, Observed
+from tests.exact_dtype import EXACT_BYTES
 from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
-#: Of the default model in float32: keys and values, layers, KV heads, head size, bytes; and the bytes of a row of logits.
-PAGE_BYTES = PAGE_TOKENS * 2 * 30 * 3 * 64 * 4
+#: Of the default model: keys and values, layers, KV heads, head size, bytes; and the bytes of a row of logits.
+PAGE_BYTES = PAGE_TOKENS * 2 * 30 * 3 * 64 * EXACT_BYTES
 LOGITS_BYTES = 49_152 * 4
 SCRAPE_S = 5.0
 
@@ -32,6 +33,7 @@ ROUTER = {
     *("router_end_to_end_seconds", "router_phase_seconds", "router_cancels_total", "router_cancel_effective_seconds"),
     *("router_attempts_total", "router_failovers_total", "router_store_seconds", "router_store_errors_total"),
     *("router_members", "router_stale_members", "router_leases", "router_open_tickets", "router_open_streams"),
+    *("router_placements_total", "router_prefix_hints"),
 }
 PREFILL = {
     *("prefill_requests_total", "prefill_step_seconds", "prefill_step_tokens", "prefill_step_sequences"),
@@ -39,6 +41,8 @@ PREFILL = {
     *("prefill_computed_tokens_total", "prefill_pushed_bytes_total", "prefill_push_failures_total", "prefill_post_seconds"),
     *("prefill_handover_seconds", "prefill_handover_exposed_seconds", "prefill_handover_hidden_ratio", "prefill_handover_bytes"),
     *("prefill_kv_used_ratio", "prefill_open_grants", "prefill_pushes_in_flight", "prefill_drains_total"),
+    *("prefill_cached_tokens_total", "prefill_prefix_indexed_pages", "prefill_prefix_pages_total"),
+    *("prefill_prefix_stored_pages_total", "prefill_prefix_evicted_pages_total"),
 }
 DECODE = {
     *("decode_sequences_total", "decode_running_sequences", "decode_paused_sequences", "decode_waiting_sequences"),
@@ -46,13 +50,14 @@ DECODE = {
     *("decode_kv_used_ratio", "decode_pages", "decode_grants_total", "decode_stream_buffer_bytes", "decode_slow_readers"),
     *("decode_handover_seconds", "decode_received_bytes_total", "decode_cancel_effective_seconds", "decode_refusals_total"),
     *("decode_open_grants", "decode_landing_rows", "decode_seats", "decode_stray_notices_total", "decode_preemptions_total"),
+    *("decode_moves_total", "decode_moved_bytes_total", "decode_move_seconds", "decode_move_pause_seconds"),
+    *("decode_cached_tokens_total", "decode_prefix_indexed_pages", "decode_prefix_pages_total"),
+    *("decode_prefix_stored_pages_total", "decode_prefix_evicted_pages_total"),
 }
 EVERYONE = {
     *("build_info", "incarnation_start_timestamp_seconds", "event_loop_lag_seconds", "rpc_server_calls_total"),
     *("rpc_server_call_duration_seconds", "telemetry_errors_total"),
 }
-#: Gauges that say what there is, not what is held.
-STANDING = re.compile(r"_build_info$|_members$|_leases$|_agents$|_busy_ratio$|_timestamp_seconds$")
 
 
 @dataclass(frozen=True)
@@ -107,20 +112,22 @@ async def scrapes(cell: Cell) -> list[Scrape]:
     return found
 
 
-async def test_every_metric_that_has_a_source_is_there(f32_cell: Cell) -> None:
-    for child, own in zip(processes(f32_cell), (ROUTER, PREFILL, DECODE), strict=True):
+async def test_every_metric_that_has_a_source_is_there(exact_cell: Cell) -> None:
+    for child, own in zip(processes(exact_cell), (ROUTER, PREFILL, DECODE), strict=True):
         there = {name.removeprefix("tandem_") for name in (await scrape(child)).kinds}
         wanted = {name.removesuffix("_total") for name in own | EVERYONE}
         assert wanted <= there, wanted - there
 
 
-async def test_requests_of_different_endings_are_counted_once_each(f32_cell: Cell, tokenizer: Tokenizer) -> None:
+async def test_requests_of_different_endings_are_counted_once_each(exact_cell: Cell, tokenizer: Tokenizer) -> None:
     """Deltas between two scrapes: three served, one cancelled, two refused."""
-    before = await scrapes(f32_cell)
-    prompts = [tokenizer.encode("river " * 400)[:length] for length in (PAGE_TOKENS, PAGE_TOKENS + 1, 2 * STEP_TOKENS + 5)]
-    requests = [greedy_request(prompt, 10) for prompt in prompts]
-    cancelled = greedy_request(prompts[0], 600)
-    async with stub_of(f32_cell) as stub:
+    before = await scrapes(exact_cell)
+    # No two begin alike, here or in another test: nothing is found in a cache.
+    lengths = (PAGE_TOKENS, PAGE_TOKENS + 1, 2 * STEP_TOKENS + 5, PAGE_TOKENS)
+    prompts = [tokenizer.encode(f"{length * 1001 + place} metrics " * 400)[:length] for place, length in enumerate(lengths)]
+    requests = [greedy_request(prompt, 10) for prompt in prompts[:3]]
+    cancelled = greedy_request(prompts[3], 600)
+    async with stub_of(exact_cell) as stub:
         answers = await ask_all(stub, requests, at_once=3)
         call = stub.Generate(cancelled, timeout=60)
         last = await read(call, up_to="delta")
@@ -131,11 +138,11 @@ async def test_requests_of_different_endings_are_counted_once_each(f32_cell: Cel
         assert (await ask(stub, greedy_request([5], 5, model="nobody"))).status is grpc.StatusCode.NOT_FOUND
     router, prefill, decode = (
         {name: new.values[name] - old.values.get(name, 0.0) for name in new.values}
-        for new, old in zip(await scrapes(f32_cell), before, strict=True)
+        for new, old in zip(await scrapes(exact_cell), before, strict=True)
     )
 
     usages = [answer.completed.usage for answer in (*answers, last)]
-    prompt_tokens = sum(len(prompt) for prompt in prompts) + len(prompts[0])
+    prompt_tokens = sum(lengths)
     selected = sum(usage.selected_tokens for usage in usages)
     events = sum(len(answer.deltas) for answer in (*answers, last))
     expected = {
@@ -156,11 +163,11 @@ async def test_requests_of_different_endings_are_counted_once_each(f32_cell: Cel
         "end_to_end_seconds_count": 4,
         "per_output_token_seconds_count": 3,
         "phase_seconds_count{phase=handover}": 4,
-        "store_seconds_count{call=create}": 4,
+        "store_seconds_count{call=begin}": 4,
         "store_seconds_count{call=finish}": 4,
     }
     assert {name: router[f"tandem_router_{name}"] for name in expected} == expected
-    handed_over = sum(-(-len(prompt) // PAGE_TOKENS) * PAGE_BYTES + LOGITS_BYTES for prompt in (*prompts, prompts[0]))
+    handed_over = sum(-(-len(prompt) // PAGE_TOKENS) * PAGE_BYTES + LOGITS_BYTES for prompt in prompts)
     expected = {
         "requests_total{outcome=committed}": 4,
         "computed_tokens_total": prompt_tokens,
@@ -186,9 +193,32 @@ async def test_requests_of_different_endings_are_counted_once_each(f32_cell: Cel
     assert {name: decode[f"tandem_decode_{name}"] for name in expected} == expected
 
 
-async def test_at_rest_every_gauge_is_zero_and_nothing_was_updated_wrongly(f32_cell: Cell) -> None:
+async def test_a_prompt_that_came_before_is_not_computed_and_sent_again(exact_cell: Cell, tokenizer: Tokenizer) -> None:
+    """B32: twice the same prompt of five pages and some tokens. Decode has the pages, lacks little, and computes that itself."""
+    prompt = tokenizer.encode("cached prompts are cheap " * 40)[: 5 * PAGE_TOKENS + 3]
+    async with stub_of(exact_cell) as stub:
+        first = await ask(stub, greedy_request(prompt, 10))
+        before = await scrapes(exact_cell)
+
+        async def told() -> bool:
+            return (await scrape(exact_cell.routers[0]))["router_prefix_hints{pool=decode}"] >= 6
+
+        await until(told, SCRAPE_S, "the router knows what decode has")
+        again = await ask(stub, greedy_request(prompt, 10))
+    assert again.token_ids == first.token_ids
+    assert [answer.completed.usage.cached_prompt_tokens for answer in (first, again)] == [0, 5 * PAGE_TOKENS]
+    router, prefill, decode = (
+        {name: new.values[name] - old.values.get(name, 0.0) for name in new.values}
+        for new, old in zip(await scrapes(exact_cell), before, strict=True)
+    )
+    assert router["tandem_router_placements_total{way=decode_cached}"] == 1
+    assert router["tandem_router_tokens_total{kind=cached}"] == 5 * PAGE_TOKENS == decode["tandem_decode_cached_tokens_total"]
+    assert not prefill["tandem_prefill_computed_tokens_total"] and not prefill["tandem_prefill_pushed_bytes_total"]
+
+
+async def test_at_rest_every_gauge_is_zero_and_nothing_was_updated_wrongly(exact_cell: Cell) -> None:
     """B34, B35."""
-    for child, found in zip(processes(f32_cell), await scrapes(f32_cell), strict=True):
+    for child, found in zip(processes(exact_cell), await scrapes(exact_cell), strict=True):
         gauges = [name for name, kind in found.kinds.items() if kind == "gauge" and name.startswith("tandem_")]
         held = {
             name: value
@@ -200,17 +230,17 @@ async def test_at_rest_every_gauge_is_zero_and_nothing_was_updated_wrongly(f32_c
         assert held.keys() == pages, (child.name, held)
         errors = {name: value for name, value in found.values.items() if name.startswith("tandem_telemetry_errors_total")}
         assert not any(errors.values()), (child.name, errors)
-    router = (await scrapes(f32_cell))[0]
+    router = (await scrapes(exact_cell))[0]
     assert router["router_members{pool=decode}"] == 1 == router["router_members{pool=prefill}"] == router["router_leases"]
 
 
-async def test_no_label_holds_a_request_or_its_text(f32_cell: Cell) -> None:
+async def test_no_label_holds_a_request_or_its_text(exact_cell: Cell) -> None:
     request = pb.GenerateRequest(request_id=fresh_id("label"), text="Quetzalcoatl", max_output_tokens=8)
     request.stop.sequences.append("zyzzyva")
-    async with stub_of(f32_cell) as stub:
+    async with stub_of(exact_cell) as stub:
         await ask(stub, request)
         await stub.Cancel(pb.CancelRequest(request_id=request.request_id, reason="mnemonic"), timeout=10)
-    for found in await scrapes(f32_cell):
+    for found in await scrapes(exact_cell):
         assert not re.search(r"request-|e2e-|label-|Quetzalcoatl|zyzzyva|mnemonic", found.text)
         assert max(len(labels) for labels in re.findall(r"\{(.*)\}", found.text)) < 250
 
@@ -227,12 +257,12 @@ async def test_logs_are_json_lines_that_name_requests_and_hold_no_text(observed:
         answer = await ask(stub, text)
         for request in (gone, stopped):
             call = stub.Generate(request, timeout=60)
-            await read(call, up_to="delta")
+            begun = await read(call, up_to="delta")
             if request is gone:
                 call.cancel()
             else:
                 await stub.Cancel(pb.CancelRequest(request_id=request.request_id, reason="mnemonic", wait=True), timeout=10)
-                await read(call)
+                await read(call, answer=begun)
         assert (await ask(stub, refused)).status is grpc.StatusCode.INVALID_ARGUMENT
     await at_rest(cell)
     ended = {"tandem-router": "request ended", "tandem-prefill": "prefill ended", "tandem-decode": "attempt ended"}

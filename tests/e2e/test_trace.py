@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 
 import grpc
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from models import Tokenizer
 from tandem.v1 import inference_pb2 as pb
 from telemetry import names
-from tests.e2e.cells import Answer, at_rest, fresh_id, greedy_request, read, stub_of
+from tests.e2e.cells import Answer, at_rest, check, fresh_id, greedy_request, held, read, stub_of
 from tests.e2e.conftest import STEP_TOKENS, Observed
 from tests.otlp_collector import CollectedSpan, OtlpCollector
 from tests.waiting import until
@@ -67,13 +68,18 @@ def check_tree(spans: Sequence[CollectedSpan]) -> CollectedSpan:
     return root
 
 
+async def prefill_has_it(observed: Observed) -> bool:
+    """Whether the prefill member has a call: the router tells `started` when it has asked, which may be before."""
+    return bool(held(await check(observed.cell.prefill[0].address)))
+
+
 async def served(observed: Observed, request: pb.GenerateRequest, **call: object) -> Answer:
     """One request to its end."""
     async with stub_of(observed.cell) as stub:
         return await read(stub.Generate(request, timeout=60, **call))
 
 
-async def test_a_served_request_is_one_tree(observed: Observed, tokenizer: Tokenizer) -> None:
+async def test_b52_a_served_request_is_one_tree(observed: Observed, tokenizer: Tokenizer) -> None:
     prompt = tokenizer.encode("Once upon a time " * 100)[: 2 * STEP_TOKENS + 40]
     request = greedy_request(prompt, 20)
     caller = ("ab" * 16, "cd" * 8)
@@ -124,6 +130,7 @@ async def test_cancels_before_the_first_token_end_their_traces_too(observed: Obs
         assert (await read(stub.Generate(early, timeout=60))).reason == "cancelled"
         call = stub.Generate(during, timeout=60)
         answer = await read(call, up_to="started")
+        await until(partial(prefill_has_it, observed), 10.0, "the prompt is with the prefill member")
         await stub.Cancel(pb.CancelRequest(request_id=during.request_id, wait=True), timeout=10)
         assert (await read(call, answer)).status is grpc.StatusCode.CANCELLED
     root = check_tree(await trace_of(observed.collector, early.request_id))

@@ -8,7 +8,6 @@ import torch
 from transformers import PreTrainedModel
 
 from engine.runner import ModelRunner
-from models import UnsupportedModel
 from tests.engine import tiny_models
 from tests.engine.tiny_models import VARIANTS, Driver, greedy_with, prompt
 from tests.reference import all_logits, greedy
@@ -71,7 +70,13 @@ def test_far_positions_turn_as_in_the_reference(pair: Pair) -> None:
     assert_close(Driver(runner).feed("a", ids), all_logits(model, ids)[-1])
 
 
-def test_a_window_narrower_than_the_context_is_refused(tmp_path_factory: pytest.TempPathFactory) -> None:
-    model = tiny_models.build("mistral", sliding_window=32)
-    with pytest.raises(UnsupportedModel, match="last 32 tokens"):
-        tiny_models.load(tiny_models.save(model, tmp_path_factory.mktemp("narrow")))
+def test_a_chunk_of_many_windows(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Longer than what shares one mask, from the first position and behind others."""
+    model = tiny_models.build("gemma3", max_position_embeddings=700, sliding_window=40)
+    runner = tiny_models.load(tiny_models.save(model, tmp_path_factory.mktemp("long")), page_tokens=PAGE, total_pages=200)
+    ids = prompt(650)
+    expected = all_logits(model, ids)
+    assert_close(Driver(runner).feed("whole", ids), expected[-1])
+    driver = Driver(runner)
+    driver.feed("chunks", ids[:45])
+    assert_close(driver.feed("chunks", ids[45:]), expected[-1])

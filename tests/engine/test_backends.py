@@ -5,13 +5,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from engine.backend import BackendUnfit, PackedLinear, Registration, Registry, Setup
-from engine.backend_check import BACKENDS, check_backend, choose_backend
+from engine.backend import BackendUnfit, Registration, Registry, Setup
+from engine.backend_check import BACKENDS, check_backend, choose_backend, choose_backends
+from engine.model_weights import PackedLinear
 from engine.reference_backend import REGISTRATION as REFERENCE
 from engine.reference_backend import ReferenceBackend
 from engine.torch_backend import REGISTRATION as TORCH
 from engine.torch_backend import TorchBackend
 from engine.torch_linear import OneDnnLinears, PlainLinears, choose_linears
+from models.config import Activation
 
 CPU = torch.device("cpu")
 
@@ -57,6 +59,65 @@ def test_the_torch_backend_computes_what_the_reference_does(
     check_backend(TORCH, setup(dtype, page_tokens, heads, kv_heads, head_dim))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("page_tokens", [1, 16, 33])
+@pytest.mark.parametrize("window", [1, 4, 512])
+def test_the_torch_backend_sees_through_a_window_what_the_reference_sees(
+    dtype: torch.dtype, page_tokens: int, window: int
+) -> None:
+    check_backend(TORCH, replace(setup(dtype, page_tokens), window=window, score_scale=0.3, activation=Activation.GELU_TANH))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("page_tokens", "heads", "rank", "rope_dim"), [(1, 1, 2, 2), (16, 6, 20, 8), (33, 4, 64, 16)])
+def test_the_torch_backend_attends_to_latents_as_the_reference_does(
+    dtype: torch.dtype, page_tokens: int, heads: int, rank: int, rope_dim: int
+) -> None:
+    check_backend(TORCH, latents(dtype, page_tokens, heads, rank, rope_dim))
+
+
+def latents(dtype: torch.dtype, page_tokens: int = 16, heads: int = 4, rank: int = 64, rope_dim: int = 32) -> Setup:
+    pool = torch.zeros(3, 2, page_tokens, 1, 1, rank + rope_dim, dtype=dtype)
+    rope = torch.zeros(32, rope_dim)
+    return Setup(CPU, dtype, heads, 1, rank + rope_dim, 1e-5, pool, rope, score_scale=0.2, latent_rank=rank)
+
+
+class ForgetsTheNorm(TorchBackend):
+    def rotate_and_store(self, own_qkv: torch.Tensor, layer: int, head_norms: torch.Tensor | None) -> torch.Tensor:
+        return super().rotate_and_store(own_qkv, layer, None)
+
+
+def test_latents_that_are_not_weighed_are_caught_and_the_native_kernels_have_none() -> None:
+    with pytest.raises(BackendUnfit, match="rotation differs"):
+        check_backend(registered(ForgetsTheNorm), latents(torch.float32))
+    assert choose_backend(BACKENDS, "auto", latents(torch.bfloat16)).name == "torch"
+    with pytest.raises(BackendUnfit, match="backend native: attention over latent vectors"):
+        choose_backend(BACKENDS, "native", latents(torch.bfloat16))
+
+
+class SeesAll(TorchBackend):
+    """Forgets the window."""
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(replace(setup, window=None))
+
+
+def test_a_window_that_is_not_kept_is_caught() -> None:
+    with pytest.raises(BackendUnfit, match="attention differs"):
+        check_backend(registered(SeesAll), replace(setup(), window=512))
+
+
+def test_groups_get_backends_of_one_kind() -> None:
+    """The native kernels could serve the group without a window; then all groups are computed by torch."""
+    full = replace(setup(torch.bfloat16, heads=2, kv_heads=1, head_dim=32))
+    chosen = choose_backends(BACKENDS, "auto", (full, replace(full, window=9)))
+    assert [backend.name for backend in chosen] == ["torch", "torch"]
+    with pytest.raises(BackendUnfit, match="backend native: a window of 9 tokens"):
+        choose_backends(BACKENDS, "native", (full, replace(full, window=9)))
+    with pytest.raises(BackendUnfit, match="activation gelu_tanh"):
+        choose_backends(BACKENDS, "native", (replace(full, activation=Activation.GELU_TANH),))
+
+
 @pytest.mark.parametrize(
     ("backend", "named"),
     [
@@ -80,7 +141,7 @@ def test_auto_takes_the_best_that_passes() -> None:
 
 def test_a_named_backend_is_that_one_or_an_error() -> None:
     assert isinstance(choose_backend(BACKENDS, "reference", setup()), ReferenceBackend)
-    with pytest.raises(BackendUnfit, match="'quick' is not known; choose auto or one of reference, torch"):
+    with pytest.raises(BackendUnfit, match="'quick' is not known; choose auto or one of native, reference, torch"):
         choose_backend(BACKENDS, "quick", setup())
     host_only = replace(TORCH, fits=lambda device, dtype: False)
     with pytest.raises(BackendUnfit, match="does not run"):

@@ -2,13 +2,14 @@
 
 import ctypes
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import PreTrainedModel
 
-from engine.batch import Batch, Rows
+from engine.batch import Batch, LayerMarks, Rows
 from engine.llama import Decoder
 from engine.runner import ModelError, ModelRunner, finite_rows
 from engine.slab import allocate_slab
@@ -98,6 +99,23 @@ def test_rows_without_logits_write_the_same_pages(tiny: Tiny) -> None:
     assert wanted.shape == (VOCABULARY,)
 
 
+def test_a_step_tells_when_the_kv_of_some_layers_is_written(tiny: Tiny, runner: ModelRunner) -> None:
+    """What lies in the pages at that moment is what lies there in the end; the layers behind it are not written yet."""
+    layers = runner.layout.groups[0].layers
+    pages = range(1, 8)
+    ours = runner.slab_data[0].view(runner.slabs[0].units, layers, -1)[1:8]
+    runner.slab_data[0].zero_()
+    seen: list[torch.Tensor] = []
+    text = prompt(25, 3)
+    batch = Batch((Rows("told", text, 0, (pages,), True),))
+    with_marks = runner.run(batch, LayerMarks(tuple(range(1, layers + 1)), lambda _: seen.append(ours.clone())))
+    assert layers >= 2 and len(seen) == layers
+    for done, then in enumerate(seen, 1):
+        assert torch.equal(then[:, :done], ours[:, :done]) and ours[:, :done].any()
+        assert not then[:, done:].any()
+    assert torch.equal(with_marks, runner.run(batch))
+
+
 def test_what_an_earlier_owner_left_in_a_page_does_not_show(tiny: Tiny, runner: ModelRunner) -> None:
     """A NaN behind the end of a sequence would pass through any mask; a page is cleared when it is begun."""
     ids = prompt(11)
@@ -137,12 +155,15 @@ class _FailingDecoder(Decoder):
     def __init__(self) -> None:
         pass
 
-    def forward(self, step: Step) -> torch.Tensor:
+    def forward(self, steps: Sequence[Step], marks: LayerMarks | None = None) -> torch.Tensor:
         raise RuntimeError("out of memory")
+
+    def part_seconds(self) -> dict[str, float]:
+        return {}
 
 
 def test_a_failing_step_is_a_model_error(runner: ModelRunner) -> None:
-    failing = ModelRunner(_FailingDecoder(), runner.layout, allocate_slab(4, 64), StepLimits(8, 8, 4, 4), "double")
+    failing = ModelRunner(_FailingDecoder(), runner.layout, [allocate_slab(4, 64)], [StepLimits(8, 8, 4, 4)], "double")
     with pytest.raises(ModelError, match="1 sequences failed: out of memory"):
         failing.run(Batch((Rows("a", (5,), 0, ((1,),), True),)))
     assert (failing.statistics().steps, failing.statistics().failed_steps) == (0, 1)
@@ -160,6 +181,18 @@ def test_what_a_runner_says_about_itself(tiny: Tiny) -> None:
     assert {each.total for each in seen} == {5}
     Driver(runner).feed("a", [1, 2, 3])
     assert (runner.statistics().steps, runner.statistics().rows) == (1, 3)
+    assert runner.statistics().model_part_seconds == {}, "a step out of single operations is not counted by part"
+
+
+def test_each_group_has_its_own_slab_and_a_window_says_how_many_pages(tmp_path: Path) -> None:
+    ref = tiny_models.save(tiny_models.build("gemma3"), tmp_path)
+    runner = tiny_models.load(ref, page_tokens=4, total_pages=30, window_pages=lambda group: (group.window or 0) + 5)
+    full, sliding = runner.layout.groups
+    assert (full.layers, full.window, sliding.layers, sliding.window) == (1, None, 3, 12)
+    assert [slab.units for slab in runner.slabs] == [30, 17]
+    assert [slab.unit_bytes for slab in runner.slabs] == [full.page_bytes, sliding.page_bytes]
+    with pytest.raises(ValueError, match="1 page tables; this model has 2 KV groups"):
+        runner.run(Batch((Rows("a", (5,), 0, ((1,),), True),)))
 
 
 @pytest.mark.parametrize(

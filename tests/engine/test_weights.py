@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from engine.weights import WeightsError
-from engine.weights_gguf import PER_LAYER, WHOLE_MODEL
+from engine.weights_gguf import PER_LAYER, PER_LAYER_POST_NORMS, WHOLE_MODEL
 from models import ModelRef
 from tests.engine import tiny_models
 from tests.engine.tiny_models import Driver, prompt
@@ -93,12 +93,20 @@ def write_gguf(
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    gemma3 = architecture == "gemma3"
+    writer.add_rope_freq_base((config.rope_parameters["full_attention"] if gemma3 else config.rope_parameters)["rope_theta"])
+    if gemma3:
+        writer.add_key_length(config.head_dim)
+        writer.add_value_length(config.head_dim)
+        writer.add_sliding_window(config.sliding_window)
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list([f"t{index}" for index in range(config.vocab_size)])
-    names = {ours: theirs for theirs, ours in (PER_LAYER | WHOLE_MODEL).items()}
+    per_layer = PER_LAYER_POST_NORMS if gemma3 else PER_LAYER
+    names = {ours: theirs for theirs, ours in (per_layer | WHOLE_MODEL).items()}
     for name, tensor in model.state_dict().items():
-        values = tensor.numpy()
+        if gemma3 and name == "lm_head.weight":
+            continue
+        values = tensor.numpy() + (1 if gemma3 and "norm" in name else 0)
         stem, _, kind = name.rpartition(".")
         if architecture == "llama" and stem.endswith(("q_proj", "k_proj")):
             values = interleave(values, config.num_attention_heads if stem.endswith("q_proj") else config.num_key_value_heads)
@@ -137,6 +145,13 @@ def test_gguf_row_orders(tmp_path: Path, variant: str, architecture: str) -> Non
     if variant == "llama-biases":
         model = tiny_models.build(variant, mlp_bias=False)
     assert_same_model(write_gguf(model, tmp_path / "tiny.gguf", architecture), model)
+
+
+def test_gguf_gemma3(tmp_path: Path) -> None:
+    """Every sixth layer sees everything, and the weights of norms come with their one."""
+    model = tiny_models.build("gemma3", num_hidden_layers=7, sliding_window_pattern=6, query_pre_attn_scalar=16)
+    assert model.config.layer_types.count("full_attention") == 1
+    assert_same_model(write_gguf(model, tmp_path / "tiny.gguf", "gemma3"), model)
 
 
 def test_gguf_is_dequantised(tmp_path: Path) -> None:

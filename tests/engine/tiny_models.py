@@ -7,6 +7,12 @@ from typing import Any
 
 import torch
 from transformers import (
+    DeepseekV2Config,
+    DeepseekV2ForCausalLM,
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -46,6 +52,27 @@ LLAMA3 = _rope("llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, 
 YARN = _rope("yarn", factor=4.0, original_max_position_embeddings=40)
 YARN_MSCALE = _rope("yarn", factor=4.0, original_max_position_embeddings=40, mscale=1.2, mscale_all_dim=0.7, truncate=False)
 
+GEMMA3: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "sliding_window": 12,
+    "sliding_window_pattern": 3,
+    "query_pre_attn_scalar": 20,
+    "tie_word_embeddings": True,
+    "pad_token_id": 0,
+}
+
+LATENT: dict[str, Any] = {
+    "num_key_value_heads": 6,
+    "kv_lora_rank": 20,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "first_k_dense_replace": 3,
+    "rms_norm_eps": 1e-6,
+}
+
 # name -> (configuration class, model class, what differs from SHAPE)
 VARIANTS: dict[str, tuple[type, type, dict[str, Any]]] = {
     "llama": (LlamaConfig, LlamaForCausalLM, {}),
@@ -65,6 +92,28 @@ VARIANTS: dict[str, tuple[type, type, dict[str, Any]]] = {
     "qwen2-tied": (Qwen2Config, Qwen2ForCausalLM, {"tie_word_embeddings": True}),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 24}),
     "qwen3-biases": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 16, "attention_bias": True}),
+    "mistral-window": (MistralConfig, MistralForCausalLM, {"sliding_window": 13}),
+    "qwen2-window-in-some-layers": (
+        Qwen2Config,
+        Qwen2ForCausalLM,
+        {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1},
+    ),
+    "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM, GEMMA3),
+    "gemma3-rope-linear": (
+        Gemma3TextConfig,
+        Gemma3ForCausalLM,
+        {
+            **GEMMA3,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 500.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+            },
+        },
+    ),
+    "deepseek-v2": (DeepseekV2Config, DeepseekV2ForCausalLM, LATENT),
+    "deepseek-v3": (DeepseekV3Config, DeepseekV3ForCausalLM, {**LATENT, "q_lora_rank": 24}),
+    "deepseek-v3-halves": (DeepseekV3Config, DeepseekV3ForCausalLM, {**LATENT, "rope_interleave": False}),
+    "gemma3-one-page-window": (Gemma3TextConfig, Gemma3ForCausalLM, {**GEMMA3, "sliding_window": 1}),
 }
 
 
@@ -115,23 +164,29 @@ class Pages:
 
 @dataclass
 class Driver:
-    """Feeds token lists to a runner; each sequence knows its pages and how far it is."""
+    """Feeds token lists to a runner; each sequence knows its pages and how far it is.
+
+    Pages that left a window are null in its tables: a step that still read them would be refused.
+    """
 
     runner: ModelRunner
-    pages: Pages = field(init=False)
-    tables: dict[str, list[int]] = field(default_factory=dict)
+    pages: tuple[Pages, ...] = field(init=False)
+    tables: dict[str, tuple[list[int], ...]] = field(default_factory=dict)
     done: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.pages = Pages(self.runner.slabs[0].units)
+        self.pages = tuple(Pages(slab.units) for slab in self.runner.slabs)
 
     def rows(self, name: str, ids: Sequence[int], wants_logits: bool = True) -> Rows:
-        table = self.tables.setdefault(name, [])
+        groups = self.runner.layout.groups
+        tables = self.tables.setdefault(name, tuple([] for _ in groups))
         first = self.done.get(name, 0)
-        page_tokens = self.runner.layout.groups[0].page_tokens
-        table += self.pages.take(pages_for(first + len(ids), page_tokens) - len(table))
+        for group, table, pages in zip(groups, tables, self.pages, strict=True):
+            table += pages.take(pages_for(first + len(ids), group.page_tokens) - len(table))
+            gone = group.first_page(first)
+            table[:gone] = [0] * gone
         self.done[name] = first + len(ids)
-        return Rows(name, tuple(ids), first, (tuple(table),), wants_logits)
+        return Rows(name, tuple(ids), first, tuple(tuple(table) for table in tables), wants_logits)
 
     def step(self, *rows: Rows) -> torch.Tensor:
         return self.runner.run(Batch(rows))

@@ -2,8 +2,11 @@
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
+from decode_svc.drafts import DraftSource
+from decode_svc.flow import SlowReader
 from decode_svc.handover import HandoverLimits, Handovers
 from decode_svc.memory import DecodeMemory
 from decode_svc.messages import (
@@ -24,12 +27,15 @@ from decode_svc.messages import (
     SeatRefused,
 )
 from decode_svc.planning import Plan, StepLimits
+from decode_svc.preemption import PressureLimits
 from decode_svc.scheduler import Scheduler, SchedulerLimits
 from decode_svc.seats import Seat
+from decode_svc.speculation import SpeculationLimits
 from engine.layout import GroupKind, GroupLayout, Layout
+from engine.page_copy import PageCopy
 from engine.sampling_params import SamplingParams
+from engine.sequence import Earlier, SequenceSpec, StopSpec
 from engine.sequence import Sequence as TokenSequence
-from engine.sequence import SequenceSpec, StopSpec
 from kv_transfer.offer import Grant, Peer, Slab, endpoint_of
 from kv_transfer.plan import Notice, part_count, sent_page_counts
 from lifecycle.deadlines import Limits
@@ -43,6 +49,7 @@ CONTEXT_TOKENS = 64
 EOS = 256
 TABLE = plain_table([bytes([value]) for value in range(256)] + [b""])
 WRITER = Peer("prefill-0", "writer-1", "127.0.0.1:1")
+ME = Peer("decode-0", "decode-1", "127.0.0.1:2")
 CANCEL = Ending(FinishReason.CANCELLED, Cause.CLIENT_CANCEL)
 
 
@@ -53,7 +60,10 @@ def fresh_ids() -> Callable[[], str]:
 
 
 class World:
-    """`model` gives the next token of a seat; the default says "a", "b", "c" and so on by position."""
+    """`model` gives the next token of a seat; the default says "a", "b", "c" and so on by position.
+
+    window: of a second KV group, in tokens; None: there is none.
+    """
 
     def __init__(
         self,
@@ -65,17 +75,42 @@ class World:
         stream_bytes: int = 1000,
         handover: HandoverLimits | None = None,
         model: Callable[[Seat], int | None] | None = None,
+        pressure: PressureLimits | None = None,
+        host_pages: int = 0,
+        me: Peer = ME,
+        new_grant_id: Callable[[], str] | None = None,
+        window: int | None = None,
+        drafts: DraftSource | None = None,
+        speculation: SpeculationLimits | None = None,
+        prefix_cache: bool = False,
+        keep_generated: bool = True,
     ) -> None:
-        layout = Layout("snapshot", (GroupLayout(GroupKind.FULL, 1, 1, 1, PAGE_TOKENS, "float32"),))
+        groups = [GroupLayout(GroupKind.FULL, 1, 1, 1, PAGE_TOKENS, "float32")]
+        if window is not None:
+            groups.append(GroupLayout(GroupKind.SLIDING, 1, 1, 1, PAGE_TOKENS, "float32", window))
+        layout = Layout("snapshot", tuple(groups))
+        steps = step or StepLimits(tokens=24, sequences=8)
         self.fingerprint = layout.fingerprint
-        self.memory = DecodeMemory(layout, total_pages, landing_rows)
-        self.slabs = (Slab(1 << 20, total_pages * 32, 32), Slab(1 << 24, landing_rows * 1028, 1028))
-        me = Peer("decode-0", "decode-1", "127.0.0.1:2")
-        self.handovers = Handovers(self.memory, me, layout.fingerprint, handover or HandoverLimits(), fresh_ids())
-        limits = SchedulerLimits(sequences, stream_bytes, release_wait_s=2.0, step=step or StepLimits(tokens=24, sequences=8))
-        self.scheduler = Scheduler(
-            limits, self.memory, self.handovers, partial(TokenSequence, streams=partial(Detokeniser, TABLE))
+        self.memory = DecodeMemory(layout, total_pages, landing_rows, host_pages, steps.tokens, prefix_cache=prefix_cache)
+        self.slabs = (
+            *(Slab((1 + number) << 20, total_pages * 32, 32) for number in range(len(groups))),
+            Slab(1 << 24, landing_rows * 1028, 1028),
         )
+        self.me = me
+        limits_of_grants = handover or HandoverLimits()
+        self.handovers = Handovers(self.memory, me, layout.fingerprint, limits_of_grants, new_grant_id or fresh_ids())
+        limits = SchedulerLimits(
+            sequences,
+            stream_bytes,
+            release_wait_s=2.0,
+            step=steps,
+            pressure=pressure or PressureLimits(),
+            coalesce_bytes=8 * stream_bytes,
+            speculation=speculation or SpeculationLimits(),
+            keep_generated=keep_generated,
+        )
+        self.make_sequence = partial(TokenSequence, streams=partial(Detokeniser, TABLE))
+        self.scheduler = Scheduler(limits, self.memory, self.handovers, self.make_sequence, drafts)
         self.now = 100.0
         self.model = model or (lambda seat: 97 + seat.sequence.selected_tokens % 26)
         self.events: list[SeatEvent] = []
@@ -97,6 +132,12 @@ class World:
         min_output_tokens: int = 0,
         sends_output: bool = True,
         key: AttemptKey | None = None,
+        earlier: Earlier | None = None,
+        last_token_at: float | None = None,
+        moved: bool = False,
+        slow_reader: SlowReader = SlowReader.PAUSE,
+        salt: bytes = b"",
+        most_computed_tokens: int | None = None,
     ) -> int:
         """Send an Open; returns its seat number."""
         seat = next(self._seats)
@@ -109,8 +150,12 @@ class World:
             stop=StopSpec(StopRules(stops), eos_ids=frozenset({EOS}), min_output_tokens=min_output_tokens),
             max_output_tokens=max_output_tokens,
             context_tokens=CONTEXT_TOKENS,
+            earlier=earlier or Earlier(),
         )
-        self.tell(OpenSeat(seat, spec, limits or Limits(), priority, sends_output, prefill, self.now))
+        begun = self.make_sequence(spec) if earlier is not None else None
+        said = limits or Limits()
+        command = OpenSeat(seat, spec, said, priority, sends_output, prefill, self.now, begun, last_token_at, moved, slow_reader)
+        self.tell(replace(command, salt=salt, most_computed_tokens=most_computed_tokens))
         return seat
 
     def tell(self, *commands: Command) -> None:
@@ -152,7 +197,7 @@ class World:
         notices = tuple((writer, self.notice(grant, part)) for part in range(part_count(grant)))
         self.tell(NoticesArrived(notices))
 
-    def granted_seat(self, prompt: int = 5, max_output_tokens: int = 8, **options: object) -> int:
+    def granted_seat(self, prompt: int | Sequence[int] = 5, max_output_tokens: int = 8, **options: object) -> int:
         """A seat whose grant was offered."""
         seat = self.open(prompt, max_output_tokens, prefill=WRITER, **options)  # type: ignore[arg-type]
         if AskEndpoint(WRITER.incarnation) in self.errands:
@@ -167,16 +212,25 @@ class World:
         self.check()
         plan = self.scheduler.next_batch(self.now)
         self.collect()
+        self.copy(self.scheduler.preemption.take_copies())
         if plan is None:
             return None
+        self.scheduler.draft(plan)
         self.plans.append(plan)
-        tokens = [self.model(seat) for seat in plan.draws]
+        tokens = self.compute(plan)
         self.now += seconds
         self.scheduler.accept(during, self.now)
         self.scheduler.commit(plan, tokens, self.now)
         self.collect()
         self.check()
         return plan
+
+    def copy(self, copies: Sequence[PageCopy]) -> None:
+        """Run copies to and from host pages; this world has no bytes."""
+
+    def compute(self, plan: Plan) -> list[int | None]:
+        """The model's step: a token for each draw."""
+        return [self.model(seat) for seat in plan.draws]
 
     def run(self, turns: int = 200) -> None:
         """Turns until nothing can run."""
@@ -242,6 +296,6 @@ class World:
         """Nothing is held."""
         self.check()
         books = self.scheduler.books()
-        held = {k: v for k, v in books.items() if k not in ("pages_total", "pages_free") and v}
+        held = {k: v for k, v in books.items() if k not in ("pages_total", "pages_free", "pages_cached") and v}
         assert held == {}
-        assert books["pages_free"] == books["pages_total"]
+        assert books["pages_free"] + books["pages_cached"] == books["pages_total"]

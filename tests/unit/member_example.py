@@ -7,6 +7,7 @@ from typing import Annotated
 from member.config import MemberSettings
 from member.engine_thread import EngineThread
 from member.inbox import Inbox
+from member.prefix_feed import PrefixFeed
 from member.process import run_member
 from member.watch import MemberInfo, MemberLoad, MemberRole
 from rpc.admin import Books
@@ -73,6 +74,8 @@ class Example(prefill_pb2_grpc.PrefillServiceServicer):
         self.ends.set()
         await asyncio.to_thread(self.engine.stop, 1)
         await self.idle.wait()
+
+    prefixes = PrefixFeed()
 
     def info(self):
         me = self.frame

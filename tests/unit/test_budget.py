@@ -33,6 +33,22 @@ def test_full_reservation_covers_prompt_and_output(prompt: int, output: int, pag
     assert estimate(prompt, output, 16) == Demand(prefill_tokens=prompt, pages=pages)
 
 
+@pytest.mark.parametrize(("output", "expected", "pages"), [(500, 20, 3), (500, 0, 33), (10, 20, 2), (20, 20, 3)])
+def test_expected_output_counts_up_to_the_requests_own_limit(output: int, expected: int, pages: int) -> None:
+    assert estimate(20, output, 16, expected_output_tokens=expected) == Demand(prefill_tokens=20, pages=pages)
+
+
+@pytest.mark.parametrize(("tokens", "pages"), [(15, 1), (64, 4), (65, 5), (80, 5), (2000, 5)])
+def test_where_all_layers_look_back_only_so_far_a_long_sequence_needs_no_more_pages(tokens: int, pages: int) -> None:
+    assert estimate(1, tokens - 1 or 1, 16, sequence_pages=5).pages == pages
+    roomy = Capacity(context_tokens=2048, page_tokens=16, member_pages=6, sequence_pages=5)
+    assert roomy.most_tokens == 2048 and never_fits(1, 2047, roomy, Limits()) is None
+    small = Capacity(context_tokens=2048, page_tokens=16, member_pages=4, sequence_pages=5)
+    assert small.most_tokens == 64 and never_fits(1, 63, small, Limits()) is None
+    refused = never_fits(1, 64, small, Limits())
+    assert refused is not None and (refused.field, refused.limit) == ("max_output_tokens", 63)
+
+
 def test_an_estimate_of_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 1"):
         estimate(0, 1, 16)

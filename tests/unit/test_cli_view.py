@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import sys
 
 import pytest
@@ -29,7 +30,7 @@ def record() -> pb.RequestRecord:
         released={"pages": 4, "landing_rows": 1},
     )
     for after_ms, state, event in ((0, pb.REQUEST_STATE_CREATED, ""), (12, pb.REQUEST_STATE_QUEUED, "accepted")):
-        step = found.transitions.add(state=state, event=event, attempt=1)
+        step = found.transitions.add(state=state, event=event, attempt=1, detail="decode=d0" if event else "")
         step.at.FromMilliseconds(1_000_000 + after_ms)
     found.cancel_requested_at.FromMilliseconds(1_000_020)
     found.cancel_observed_at.FromMilliseconds(1_000_025)
@@ -45,7 +46,7 @@ def printed(thing: object, width: int = 120) -> str:
 def test_a_record_is_a_timeline() -> None:
     lines = [line.strip() for line in printed(timeline(record())).splitlines()]
     assert lines[0] == "r-1  cancelled, cancelled (client_cancel)"
-    assert "+0.0 ms  created" in lines and "+12.0 ms  queued   accepted" in lines
+    assert "+0.0 ms  created" in lines and "+12.0 ms  queued   accepted  decode=d0" in lines
     assert any(line.startswith("waiting for budget") and line.endswith("1.5 ms") for line in lines)
     assert not any(line.startswith("tokens generated") for line in lines)  # a phase that did not happen
     assert "cancel requested ([enough]), observed +5.0 ms" in lines
@@ -104,7 +105,10 @@ def test_json_is_one_event_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     printer.event(pb.GenerateResponse(sequence_no=1, delta=pb.Delta(text="é\n", token_ids=[5])))
     shown = capsys.readouterr()
     assert shown.out.count("\n") == 1
-    assert json.loads(shown.out) == {"sequence_no": "1", "delta": {"text": "é\n", "token_ids": [5]}}
+    assert json.loads(shown.out) == {
+        "sequence_no": "1",
+        "delta": {"text": "é\n", "token_ids": [5], "log_probabilities": [], "cumulative": False},
+    }
 
 
 def test_a_start_without_a_terminal_takes_few_lines() -> None:
@@ -126,3 +130,33 @@ def test_a_start_on_a_terminal_ends_with_a_table() -> None:
         view.starting(["router-0"], "meeting the members")
         view.ready("router-0", "127.0.0.1:1")
     assert "✓ router-0 ready at 127.0.0.1:1" in " ".join(console.file.getvalue().split())
+
+
+def told(token: bytes, share: float, *likeliest: tuple[bytes, float]) -> pb.TokenLogProbability:
+    return pb.TokenLogProbability(
+        log_probability=math.log(share),
+        token=token,
+        top_token_ids=range(len(likeliest)),
+        top_tokens=[one for one, _ in likeliest],
+        top_log_probabilities=[math.log(other) for _, other in likeliest],
+    )
+
+
+@pytest.mark.parametrize("cumulative", [False, True])
+def test_log_probabilities_are_a_table_after_the_figures(capsys: pytest.CaptureFixture[str], cumulative: bool) -> None:
+    """Of a cumulative stream only what is new is written, and each token is in the table once."""
+    printer = Printer(as_json=False, quiet=False)
+    one, two = told(b" a", 0.5, (b" a", 0.5), (b"\xe4", 0.25)), told(b"", 1.0)
+    first = pb.Delta(text="a", token_ids=[5], log_probabilities=[one], cumulative=cumulative)
+    second = pb.Delta(text="b", token_ids=[6], log_probabilities=[two], cumulative=cumulative)
+    if cumulative:
+        second = pb.Delta(text="ab", token_ids=[5, 6], log_probabilities=[one, two], cumulative=True)
+    completed = pb.Completed(finish_reason=pb.FINISH_REASON_EOS, state=pb.REQUEST_STATE_FINISHED)
+    for response in (first, second):
+        printer.event(pb.GenerateResponse(delta=response))
+    printer.event(pb.GenerateResponse(completed=completed))
+    printer.summary("r-1", completed, Exit.OK)
+    shown = capsys.readouterr()
+    lines = [line.split() for line in shown.err.splitlines() if "%" in line]
+    assert shown.out == "ab\n"
+    assert lines == [["'", "a'", "50.0%", "-0.693", "'", "a'", "50.0%", "'\\\\xe4'", "25.0%"], ["(special)", "100.0%", "0.000"]]

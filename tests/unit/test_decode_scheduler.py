@@ -3,6 +3,7 @@
 import pytest
 
 from decode_svc.config import DecodeSettings
+from decode_svc.flow import SlowReader
 from decode_svc.messages import EndAll, EndSeat, OutputMade, OutputTaken, PromptReady, SeatGranted, StopAdmitting
 from decode_svc.planning import StepLimits
 from lifecycle.deadlines import Limits
@@ -28,7 +29,7 @@ def test_a_prompt_is_computed_here_and_its_output_ends_at_the_limit() -> None:
 
 @pytest.mark.parametrize("length", [1, PAGE_TOKENS - 1, PAGE_TOKENS, PAGE_TOKENS + 1, 3 * PAGE_TOKENS, CONTEXT_TOKENS - 1])
 @pytest.mark.parametrize("max_output_tokens", [1, 2, PAGE_TOKENS + 1])
-def test_prompts_around_page_borders_and_the_context(length: int, max_output_tokens: int) -> None:
+def test_b26_prompts_around_page_borders_and_the_context(length: int, max_output_tokens: int) -> None:
     world = World()
     seat = world.open(length, min(max_output_tokens, CONTEXT_TOKENS - length))
     world.run()
@@ -144,7 +145,7 @@ def test_rotation_is_fair_among_equals() -> None:
     assert max(counts) - min(counts) <= 1
 
 
-def test_pages_are_promised_in_full_so_that_growth_never_fails() -> None:
+def test_b37_pages_are_promised_in_full_so_that_growth_never_fails() -> None:
     world = World(total_pages=9)  # 8 usable pages: 32 tokens
     first = world.open(prompt=4, max_output_tokens=13)  # most cache 16: 4 pages
     second = world.open(prompt=4, max_output_tokens=13)
@@ -172,7 +173,7 @@ def test_bounds_and_duplicates_are_refused() -> None:
     key = AttemptKey("same", 1)
     first = world.open(key=key)
     again = world.open(key=key)
-    assert (world.refusal(again).reason, world.refusal(again).retryable) == ("duplicate_attempt", False)
+    assert (world.refusal(again).reason, world.refusal(again).retryable) == ("duplicate_attempt", True)
     other_attempt = world.open(key=AttemptKey("same", 2))
     third = world.open()
     assert world.refusal(third).reason == "too_many_sequences"
@@ -221,7 +222,7 @@ def test_the_end_of_draining_does_not_wait_for_a_silent_writer() -> None:
     assert world.scheduler.books()["pages_granted"] == 2
 
 
-def test_a_full_window_pauses_one_sequence_and_only_that_one() -> None:
+def test_b47_a_full_window_pauses_one_sequence_and_only_that_one() -> None:
     world = World(stream_bytes=17 * 3)  # a byte of text costs 17
     slow, fast = world.open(max_output_tokens=12), world.open(max_output_tokens=12)
     for _ in range(5):
@@ -239,6 +240,15 @@ def test_a_full_window_pauses_one_sequence_and_only_that_one() -> None:
     world.cancel(slow)
     world.step()
     assert world.ending(slow).reason is FinishReason.CANCELLED
+
+
+def test_b47_a_sequence_whose_reader_coalesces_runs_on_to_a_larger_bound() -> None:
+    world = World(stream_bytes=17 * 2)
+    policies = (SlowReader.PAUSE, SlowReader.COALESCE, SlowReader.FAIL)
+    seats = [world.open(max_output_tokens=30, slow_reader=policy) for policy in policies]
+    world.run()
+    assert [len(world.selected(seat)) for seat in seats] == [2, 16, 2]
+    assert world.scheduler.load().paused == 3
 
 
 def test_nothing_runs_while_all_are_paused_and_a_late_credit_is_harmless() -> None:

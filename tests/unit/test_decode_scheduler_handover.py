@@ -2,7 +2,7 @@
 
 import pytest
 
-from decode_svc.handover import HandoverLimits
+from decode_svc.handover import ENDPOINTS_MAX, HandoverLimits
 from decode_svc.messages import (
     AskEndpoint,
     DrainAnswer,
@@ -166,7 +166,7 @@ def test_loss_after_the_commit_is_too_late_to_matter() -> None:
     world.assert_empty()
 
 
-def test_a_silent_writer_is_asked_again_then_fenced_and_only_then_the_pages_are_free() -> None:
+def test_b06_a_silent_writer_is_asked_again_then_fenced_and_only_then_the_pages_are_free() -> None:
     world = World(handover=HandoverLimits(retry_s=0.25, tries_before_fence=3))
     seat = world.granted_seat(prompt=9)
     grant = world.grant_of(seat)
@@ -258,7 +258,7 @@ def test_b11_a_seat_that_waits_for_its_writer_is_not_looked_after_all_the_time()
     assert wake == world.now + 2.0, "the end of its wait for the writer"
 
 
-def test_a_grant_nobody_fills_is_asked_back_by_the_reaper_without_traffic() -> None:
+def test_b11_a_grant_nobody_fills_is_asked_back_by_the_reaper_without_traffic() -> None:
     world = World(handover=HandoverLimits(expires_s=30.0, start_s=60.0))
     seat = world.granted_seat()
     start = world.now
@@ -277,7 +277,7 @@ def test_a_grant_nobody_fills_is_asked_back_by_the_reaper_without_traffic() -> N
 
 
 @pytest.mark.parametrize("wrong", ["token_count", "page_counts", "layout_fingerprint", "parts"])
-def test_a_commit_that_does_not_fit_is_refused_and_revoked(wrong: str) -> None:
+def test_b01_a_commit_that_does_not_fit_is_refused_and_revoked(wrong: str) -> None:
     world = World()
     seat = world.granted_seat()
     grant = world.grant_of(seat)
@@ -320,7 +320,7 @@ def test_clocks_run_during_the_handover() -> None:
     world.check()
 
 
-def test_cancel_between_commit_and_first_token_throws_it_away() -> None:
+def test_b22_cancel_between_commit_and_first_token_throws_it_away() -> None:
     world = World()
     seat = world.granted_seat()
     world.fill(seat)
@@ -332,7 +332,7 @@ def test_cancel_between_commit_and_first_token_throws_it_away() -> None:
     world.assert_empty()
 
 
-def test_cancel_of_a_landed_prompt_at_the_border_frees_its_row() -> None:
+def test_b22_cancel_of_a_landed_prompt_at_the_border_frees_its_row() -> None:
     world = World()
     seat = world.granted_seat()
     world.fill(seat)
@@ -369,3 +369,41 @@ def test_the_agent_of_an_incarnation_that_is_gone_is_given_back() -> None:
     world.tell(WriterFenced(WRITER.incarnation, proven=True))
     world.make_endpoint("writer-1b")
     world.check()
+
+
+def test_at_the_bound_a_writer_without_an_open_grant_makes_room() -> None:
+    """The one that was named longest ago has a grant that is being filled: it stays."""
+    world = World(total_pages=80, landing_rows=8)
+    busy, idle, fresh = Peer("p-busy", "busy", "a:1"), Peer("p-idle", "idle", "a:2"), Peer("p-new", "new", "a:3")
+    filling, filled = world.open(prefill=busy), world.open(prefill=idle)
+    for peer in (busy, idle):
+        world.make_endpoint(peer.incarnation)
+    world.fill(filled, idle.incarnation)
+    for number in range(ENDPOINTS_MAX - 2):
+        world.make_endpoint(f"other-{number}")
+    assert world.fences() == []
+    world.open(prefill=fresh)
+    world.make_endpoint(fresh.incarnation)
+    assert [fence.writer for fence in world.fences()] == [idle.incarnation]
+    world.fill(filling, busy.incarnation)
+    world.run()
+    assert len(world.selected(filling)) == 8
+
+
+def test_a_writer_that_was_cut_off_to_make_room_has_no_grants_and_gets_another_endpoint() -> None:
+    """The transfer thread says so without having been asked: what was being filled is lost, what was taken back is free."""
+    world = World()
+    filling, cancelled = world.granted_seat(), world.granted_seat()
+    world.cancel(cancelled)
+    world.step()
+    assert world.ended(cancelled) is None
+    world.tell(WriterFenced(WRITER.incarnation, proven=True))
+    assert world.ending(cancelled) == CANCEL and world.ending(filling).cause is Cause.PREFILL_LOST
+    world.assert_empty()
+    world.errands.clear()
+    again = world.open(prefill=WRITER)
+    assert world.errands == [AskEndpoint(WRITER.incarnation)], "the former endpoint leads nowhere"
+    world.make_endpoint()
+    world.fill(again)
+    world.run()
+    world.assert_empty()

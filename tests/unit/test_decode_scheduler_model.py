@@ -26,6 +26,7 @@ from decode_svc.messages import (
     WriterFenced,
 )
 from decode_svc.planning import StepLimits
+from engine.sequence import Earlier
 from kv_transfer.offer import Grant, Peer
 from kv_transfer.plan import part_count
 from lifecycle.deadlines import Limits
@@ -38,6 +39,9 @@ WRITERS = [Peer("prefill-0", "writer-1", "127.0.0.1:1"), Peer("prefill-1", "writ
 class DecodeMachine(RuleBasedStateMachine):
     """Rules send what the outside may send, in any order; answers to errands may be late, missing or repeated."""
 
+    #: Of a second KV group, in tokens.
+    window: int | None = None
+
     def __init__(self) -> None:
         super().__init__()
         self.world = World(
@@ -48,6 +52,7 @@ class DecodeMachine(RuleBasedStateMachine):
             stream_bytes=60,
             handover=HandoverLimits(grants_max=4, expires_s=20.0, start_s=30.0, tries_before_fence=2),
             model=lambda seat: EOS if seat.sequence.selected_tokens > 12 else 97 + seat.number % 26,
+            window=self.window,
         )
         self.seats: list[int] = []
         self.parts: list[tuple[str, bytes]] = []
@@ -69,10 +74,17 @@ class DecodeMachine(RuleBasedStateMachine):
         clock=st.sampled_from([None, 3.0, 10.0]),
         priority=st.integers(-2, 2),
         final_only=st.booleans(),
+        chosen=st.sampled_from([0, 0, 1, 7]),
     )
-    def open(self, prompt: int, most: int, writer: Peer | None, clock: float | None, priority: int, final_only: bool) -> None:
+    def open(
+        self, prompt: int, most: int, writer: Peer | None, clock: float | None, priority: int, final_only: bool, chosen: int
+    ) -> None:
+        """With `chosen` tokens of an earlier attempt, all delivered."""
         limits = Limits(first_token_s=clock, inter_token_s=clock, overall_s=None if clock is None else 4 * clock)
-        seat = self.world.open(prompt, most, prefill=writer, limits=limits, priority=priority, sends_output=not final_only)
+        earlier = Earlier(tuple(b"e" * chosen), chosen, chosen) if 0 < chosen < most else None
+        seat = self.world.open(
+            prompt, most, prefill=writer, limits=limits, priority=priority, sends_output=not final_only, earlier=earlier
+        )
         self.seats.append(seat)
 
     @rule(data=st.data(), during=st.booleans())
@@ -175,7 +187,13 @@ class DecodeMachine(RuleBasedStateMachine):
 
     @invariant()
     def no_page_is_in_two_places(self) -> None:
-        held = [page for seat in self.world.scheduler.seats for table in seat.holding.tables for page in table]
+        held = [
+            (group, page)
+            for seat in self.world.scheduler.seats
+            for group, table in enumerate(seat.holding.tables)
+            for page in table
+            if page
+        ]
         assert len(held) == len(set(held))
 
     @invariant()
@@ -208,3 +226,13 @@ TestDecodeScheduler = pytest.mark.slow(DecodeMachine.TestCase)
 TestDecodeScheduler.settings = settings(
     max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
+
+
+class BehindAWindow(DecodeMachine):
+    """The same with a second KV group."""
+
+    window = 6
+
+
+TestBehindAWindow = pytest.mark.slow(BehindAWindow.TestCase)
+TestBehindAWindow.settings = TestDecodeScheduler.settings

@@ -12,7 +12,7 @@ from decode_svc.memory import DecodeMemory
 from decode_svc.messages import Command, EndSeat, OpenSeat
 from decode_svc.scheduler import Scheduler, SchedulerLimits
 from decode_svc.worker import DecodeWorker, Outbox, WorkerPorts
-from engine.batch import Batch
+from engine.batch import Batch, LayerMarks
 from engine.landing import LandingRows
 from engine.sampling_params import SamplingParams
 from engine.sequence import Sequence, SequenceSpec, StopSpec
@@ -34,8 +34,8 @@ class Runner(ScriptedRunner):
         self.meanwhile: list[Command] = []
         self.inbox: Inbox[Command] = Inbox(8)
 
-    def run(self, batch: Batch) -> torch.Tensor:
-        logits = super().run(batch)
+    def run(self, batch: Batch, marks: LayerMarks | None = None) -> torch.Tensor:
+        logits = super().run(batch, marks)
         self.story.append("step")
         while self.meanwhile:
             self.inbox.put_always(self.meanwhile.pop(0))
@@ -54,7 +54,14 @@ class Engine:
         me = Peer("decode-0", "decode-1", "127.0.0.1:2")
         handovers = Handovers(memory, me, layout.fingerprint, HandoverLimits(), lambda: "0" * 32)
         scheduler = Scheduler(SchedulerLimits(), memory, handovers, partial(Sequence, streams=ScriptedTokenizer().detokeniser))
-        ports = WorkerPorts(self._publish, lambda writer: None, lambda writer: None, lambda armed: None)
+        ports = WorkerPorts(
+            self._publish,
+            lambda writer: None,
+            lambda writer: None,
+            lambda armed: None,
+            lambda copies: None,
+            lambda transfers: None,
+        )
         self.worker = DecodeWorker(self.runner, LandingRows(4, self.runner.vocabulary_size), scheduler, self.inbox, ports)
         self._seats = itertools.count(1)
 

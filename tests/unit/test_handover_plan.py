@@ -10,6 +10,7 @@ from kv_transfer.offer import BadGrant, LayoutMismatch, grant_from_proto, grant_
 from kv_transfer.plan import (
     TRANSFER_BYTES_MAX,
     BadNotice,
+    Computed,
     LandingPart,
     Notice,
     PagePart,
@@ -86,7 +87,7 @@ def test_a_bad_grant_is_refused_naming_the_field(change, field):
     assert caught.value.field == field
 
 
-def test_unlike_layouts_are_refused_with_both_named():
+def test_b56_unlike_layouts_are_refused_with_both_named():
     with pytest.raises(LayoutMismatch, match=FINGERPRINT):
         grant_from_proto(grant_to_proto(grant()), dataclasses.replace(layout(), fingerprint="cd" * 16))
     with pytest.raises(LayoutMismatch):
@@ -95,26 +96,79 @@ def test_unlike_layouts_are_refused_with_both_named():
         plan(grant(), source(page_bytes=(PAGE_BYTES * 2,)))
 
 
+def test_a_page_that_has_left_its_window_can_not_be_asked_for():
+    """96 tokens and a window of 40: the next token sees from position 57 on, which lies in page number 3."""
+    windowed = dataclasses.replace(layout(16, 16), windows=(None, 40))
+    sizes = {"page_tokens": (16, 16), "page_bytes": (PAGE_BYTES, PAGE_BYTES)}
+    fits = grant(0, 96, page_ids=((1, 2, 3, 4, 5, 6), (0, 0, 0, 13, 14, 15)), **sizes)
+    assert grant_from_proto(grant_to_proto(fits), windowed) == fits
+    late = grant(0, 96, page_ids=((1, 2, 3, 4, 5, 6), (0, 0, 12, 13, 14, 15)), **sizes)
+    with pytest.raises(BadGrant, match="that 96 tokens need is number 3, number 2 is asked for") as caught:
+        grant_from_proto(grant_to_proto(late), windowed)
+    assert caught.value.field == "groups[1].page_ids"
+    # What the reader has already counts too: page numbers begin behind it.
+    late = grant(16, 96, page_ids=((2, 3, 4, 5, 6), (0, 12, 13, 14, 15)), **sizes)
+    with pytest.raises(BadGrant, match="number 2 is asked for"):
+        grant_from_proto(grant_to_proto(late), windowed)
+
+
 def test_a_plan_of_the_default_model():
     work = plan(grant(0, 500), source())
-    assert part_count(work.grant) == len(work.parts) == 4  # 32 pages at 11 a transfer, and the row
+    assert part_count(work.grant) == len(work.parts) == 7  # 32 pages, 16 to a part, in three pieces each; and the row
     assert work.size_bytes == 32 * PAGE_BYTES + ROW_BYTES
     assert isinstance(work.parts[-1], LandingPart)
-    # Pages that are neighbours on both sides are one copy.
+    assert len(work.ranges(0, [range(40, 72)], 0)) == 16
+
+
+def test_small_pages_go_whole_and_neighbours_on_both_sides_are_one_copy():
+    work = plan(grant(0, 500, page_bytes=(8192,)), source(page_bytes=(8192,)))
+    assert part_count(work.grant) == len(work.parts) == 2
     assert len(work.ranges(0, [range(40, 72)], 0)) == 1
-    assert len(work.ranges(0, [[40 + i * 2 for i in range(32)]], 0)) == 11
+    assert len(work.ranges(0, [[40 + i * 2 for i in range(32)]], 0)) == 32
 
 
-@pytest.mark.parametrize(("computed", "ready"), [(0, 0), (175, 0), (176, 1), (351, 1), (352, 2), (499, 2), (500, 4)])
+def ready_parts(work, tokens):
+    """How many parts are ready with so many positions; always the first ones."""
+    ready = work.ready(Computed(tokens))
+    assert ready == tuple(range(len(ready)))
+    return len(ready)
+
+
+@pytest.mark.parametrize(("computed", "ready"), [(0, 0), (255, 0), (256, 3), (499, 3), (500, 7)])
 def test_parts_become_ready_in_order_and_the_last_page_with_the_whole_prompt(computed, ready):
-    assert plan(grant(0, 500), source()).ready_parts(computed) == ready
+    assert ready_parts(plan(grant(0, 500), source()), computed) == ready
+
+
+@pytest.mark.parametrize(
+    ("layers", "ready"),
+    [(0, [0, 1, 2]), (9, [0, 1, 2]), (10, [0, 1, 2, 3]), (29, [0, 1, 2, 3, 4]), (30, list(range(6)))],
+)
+def test_pieces_are_ready_while_their_step_goes_on_and_the_row_is_not(layers, ready):
+    """The default model's 30 layers; a step has the positions from 256 to the end, the first pages are complete."""
+    assert list(plan(grant(0, 500), source()).ready(Computed(256, 500, layers, 30))) == ready
+
+
+def test_layers_that_do_not_divide_into_pieces_are_waited_for():
+    work = plan(grant(0, 160), source())
+    assert [work.ready(Computed(0, 160, layers, 4)) for layers in (1, 2, 3, 4)] == [(), (0,), (0, 1), (0, 1, 2)]
 
 
 def test_a_full_prefix_hit_has_no_pages_and_still_a_landing_row():
     work = plan(grant(64, 64), source())
     assert [type(p) for p in work.parts] == [LandingPart]
-    assert (work.ready_parts(63), work.ready_parts(64)) == (0, 1)
+    assert (ready_parts(work, 63), ready_parts(work, 64)) == (0, 1)
     assert work.notice(0).page_counts == (0,)
+
+
+def test_a_grant_without_a_landing_row_carries_pages_only():
+    one = dataclasses.replace(grant(0, 500), landing_row=None)
+    assert grant_from_proto(grant_to_proto(one), layout()) == one
+    work = plan(one, source())
+    assert [type(p) for p in work.parts] == [PagePart] * 6 and len(work.parts) == part_count(one)
+    assert work.size_bytes == 32 * PAGE_BYTES
+    assert ready_parts(work, 500) == 6 and work.notice(2).parts == 6
+    with pytest.raises(BadGrant, match="nothing would be sent"):
+        dataclasses.replace(grant(64, 64), landing_row=None)
 
 
 def test_a_page_above_the_bound_of_a_transfer_is_cut_into_pieces():
@@ -129,9 +183,9 @@ def test_a_page_above_the_bound_of_a_transfer_is_cut_into_pieces():
 def test_pages_that_left_a_sliding_window_are_not_sent():
     one = grant(0, 96, page_ids=((0, 0, 0, 13, 14, 15),))
     work = plan(one, source())
-    assert [p.page_numbers for p in work.parts if isinstance(p, PagePart)] == [(3, 4, 5)]
+    assert [p.page_numbers for p in work.parts if isinstance(p, PagePart)] == [(3, 4, 5)] * 3
     # The writer may have dropped those pages as well.
-    assert len(copies(work, [[0, 0, 0, 40, 42, 44]])) == 4
+    assert len(copies(work, [[0, 0, 0, 40, 42, 44]])) == 3 * 3 + 1
     with pytest.raises(SourceMissing, match="page number 3"):
         copies(work, [[1, 2, 3]])
     with pytest.raises(SourceMissing, match="page number 5"):
@@ -142,7 +196,7 @@ def test_b01_the_front_that_the_reader_has_is_trimmed_from_the_front_and_counts_
     work = plan(grant(48, 100, page_ids=((21, 22, 23, 24),)), source())
     reads = [(r.local_address - WRITER_BASE) // PAGE_BYTES for r in copies(work, [[50, 52, 54, 56, 58, 60, 62]])[:-1]]
     writes = [(r.remote_address - READER_BASE) // PAGE_BYTES for r in copies(work, [[50, 52, 54, 56, 58, 60, 62]])[:-1]]
-    assert list(zip(reads, writes, strict=True)) == [(56, 21), (58, 22), (60, 23), (62, 24)]
+    assert list(zip(reads, writes, strict=True)) == [(56, 21), (58, 22), (60, 23), (62, 24)] * 3
     with pytest.raises(BadGrant, match="need 4 pages of 16 tokens, got 3"):
         plan(grant(48, 100, page_ids=((21, 22, 23),)), source())
     with pytest.raises(BadGrant, match="need 4 pages of 16 tokens, got 5"):
@@ -175,7 +229,7 @@ def test_b26_every_position_goes_to_the_page_of_its_number(tokens, data, page_to
             there = one.endpoint.slabs[group].address(one.groups[group].page_ids[number - first // size])
             wanted |= {here + o: there + o for o in range(0, page_bytes, 4096)}
     assert mapped == wanted
-    ready = [work.ready_parts(n) for n in range(tokens + 1)]
+    ready = [ready_parts(work, n) for n in range(tokens + 1)]
     assert ready == sorted(ready)
     assert ready[-1] == len(work.parts) == part_count(one)
     for n in range(tokens):

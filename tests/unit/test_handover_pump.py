@@ -23,6 +23,8 @@ from kv_transfer.ports import (
     ReceiveFailed,
 )
 from kv_transfer.pump import PumpFull, PumpStopped, ReceivePump, SendLimits, SendPump
+from kv_transfer.pump_thread import ARMED_POLL_S, BRISK_FOR_S, BRISK_POLL_S, armed_poll_s
+from rpc import clocks
 
 UNIT, UNITS, WAIT_S = 4096, 64, 10.0
 
@@ -39,7 +41,7 @@ class Rig:
         self.senders = []
         self.send = SendPump(self.make_sender, self.took, self.crashes.put, limits)
         receiver = [self.theirs, dataclasses.replace(self.theirs, size_bytes=UNIT)]
-        self.receive = ReceivePump(lambda: MemoryReceiver(self.fabric, "r", receiver), self.notices.put, self.crashes.put)
+        self.receive = ReceivePump(lambda: MemoryReceiver(self.fabric, "r", receiver, 3), self.notices.put, self.crashes.put)
         self.send.start()
         self.receive.start()
 
@@ -54,7 +56,7 @@ class Rig:
             self.results.put(result)
 
     def endpoint(self, writer="w"):
-        self.receive.request_endpoint(writer, self.answers.put)
+        self.receive.request_endpoint(writer, self.answers.put, self.answers.put)
         return self.answers.get(timeout=WAIT_S)
 
     def push(self, push_id, agent, unit=0):
@@ -113,6 +115,11 @@ def test_pushes_arrive_and_everything_happens_on_the_pumps_thread(rig):
     assert r.receive.statistics().writers == 1
 
 
+def test_a_pump_looks_again_soon_while_something_moves():
+    now = clocks.monotonic()
+    assert armed_poll_s(now + WAIT_S) == BRISK_POLL_S < ARMED_POLL_S == armed_poll_s(now - BRISK_FOR_S)
+
+
 def test_a_refused_connection_is_the_cause_of_the_pushes_that_need_it(rig):
     r = rig()
     endpoint = r.endpoint()
@@ -127,6 +134,15 @@ def test_a_refused_connection_is_the_cause_of_the_pushes_that_need_it(rig):
     r.send.connect(again)
     r.send.submit(r.push(9, again.agent))
     assert r.take(1)[0].ok
+
+
+def test_who_is_fenced_to_make_room_is_told_before_the_answer(rig):
+    r = rig()
+    for writer in ("a", "b", "c", "a"):
+        r.endpoint(writer)
+    assert r.endpoint("d") == "b", "it was not asked for for longest"
+    assert r.answers.get(timeout=WAIT_S).agent
+    assert r.receive.statistics().fences == 1
 
 
 def test_the_bounds_hold_and_a_stuck_peer_does_not_hold_up_another(rig):

@@ -23,7 +23,8 @@ class Watched:
         self.draining = False
         self.looks = 0
         self.ends = asyncio.Queue()
-        self.servicer = MemberServicer(lambda: INFO, self.look, lambda: self.draining)
+        self.crashes = asyncio.Queue()
+        self.servicer = MemberServicer(lambda: INFO, self.look, lambda: self.draining, self.crashes.put_nowait)
         self.server = grpc.aio.server(interceptors=[CallGuard(lambda *end: self.ends.put_nowait(end))])
         member_pb2_grpc.add_MemberServiceServicer_to_server(self.servicer, self.server)
         port = self.server.add_insecure_port("127.0.0.1:0")
@@ -39,6 +40,8 @@ class Watched:
 
     def look(self):
         self.looks += 1
+        if isinstance(self.load, Exception):
+            raise self.load
         return self.load
 
     def watch(self):
@@ -118,3 +121,11 @@ async def test_the_end_is_typed(watched):
         with pytest.raises(grpc.aio.AioRpcError) as ended:
             await read(one)
         assert details_from(ended.value).reason == "DRAINING"
+
+
+async def test_a_look_that_fails_is_a_crash(watched):
+    call = watched.watch()
+    await read(call)
+    watched.load = fault = RuntimeError("no load")
+    assert await asyncio.wait_for(watched.crashes.get(), 10) is fault
+    call.cancel()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from models import ModelConfig, RopeKind, UnsupportedModel, load_config
-from models.config import LIMITS
+from models.config import LIMITS, Activation, LatentConfig
 from models.gguf_config import from_gguf
 from models.gguf_header import GgufHeader, TensorInfo
 from models.hf_config import from_hf_json, from_hf_values
@@ -32,6 +32,10 @@ def header(
     metadata: dict[str, object] = {f"{architecture}.{name}": value for name, value in values.items() if value is not None}
     metadata |= {"general.architecture": architecture, "tokenizer.ggml.eos_token_id": 2, "tokenizer.ggml.eot_token_id": 5}
     return GgufHeader(metadata, EMBEDDING | {name: TensorInfo((64,), 0, 0) for name in tensors}, divisors)
+
+
+def gemma3_header(**more: object) -> GgufHeader:
+    return header("gemma3", **{"attention__sliding_window": 32, "attention__key_length": 16, "block_count": 7, **more})
 
 
 def hf(**more: object) -> ModelConfig:
@@ -93,7 +97,7 @@ def test_gguf_rope() -> None:
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        (header("gemma2"), "architecture is 'gemma2'; llama, qwen2, qwen3"),
+        (header("gemma2"), "architecture is 'gemma2'; llama, qwen2, qwen3, gemma3"),
         (header(expert_count=8), "mixture of experts"),
         (header(rope__dimension_count=8), "rotates 8 of 16 dimensions"),
         (header(attention__value_length=8), "value_length is 8"),
@@ -108,6 +112,9 @@ def test_gguf_rope() -> None:
         (header(attention__layer_norm_rms_epsilon=0.0), "rms_eps"),
         (header(rope__freq_base=0.5), "theta is 0.5"),
         (header(logit_scale=0.5), "logit_scale"),
+        (header("gemma3"), "gemma3.attention.sliding_window is 0"),
+        (gemma3_header(attention__sliding_window_pattern=0), "sliding_window_pattern is 0"),
+        (gemma3_header(final_logit_softcapping=30.0), "final_logit_softcapping"),
         (GgufHeader(header().metadata, {}, ()), "no matrix token_embd.weight"),
     ],
 )
@@ -144,8 +151,90 @@ def test_hf_windows() -> None:
     assert hf(**window, max_window_layers=0).sliding_window == 128
     assert hf(**window, max_window_layers=2).sliding_window is None
     assert hf(**window, layer_types=["sliding_attention"] * 2).sliding_window == 128
-    with pytest.raises(UnsupportedModel, match="layers differ in attention"):
-        hf(**window, max_window_layers=1)
+    mixed = hf(**window, max_window_layers=1)
+    assert [mixed.window(layer) for layer in range(2)] == [None, 128]
+    with pytest.raises(UnsupportedModel, match="of kind chunked_attention; full_attention and sliding_attention"):
+        hf(**window, layer_types=["full_attention", "chunked_attention"])
+
+
+def gemma3(**more: object) -> ModelConfig:
+    sizes = {"num_hidden_layers": 7, "sliding_window": 32, "head_dim": 16, "hidden_act": None}
+    return hf(**{"model_type": "gemma3_text", **sizes, **more})
+
+
+def test_hf_gemma3() -> None:
+    config = gemma3(query_pre_attn_scalar=64)
+    assert [config.window(layer) for layer in range(7)] == [32, 32, 32, 32, 32, None, 32]
+    assert (config.architecture, config.activation, config.tie_embeddings) == ("gemma3", Activation.GELU_TANH, True)
+    assert (config.query_scale, config.embedding_scale) == (0.125, 8.0)
+    assert (config.qk_norm, config.post_norms, config.norms_add_one, config.attention_bias) == (True, True, True, False)
+    assert (config.rope.theta, config.window_rope and config.window_rope.theta) == (1_000_000.0, 10_000.0)
+    # As wide as the context it hides nothing, and its layers still have positions of their own.
+    assert gemma3(sliding_window=512).window(0) == 512
+
+
+LATENT = {
+    "model_type": "deepseek_v3",
+    "kv_lora_rank": 20,
+    "q_lora_rank": 24,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 10,
+    "first_k_dense_replace": 2,
+    "rms_norm_eps": 1e-6,
+}
+
+
+def test_hf_latent_attention() -> None:
+    config = hf(**LATENT, num_key_value_heads=4)
+    assert config.latent == LatentConfig(20, 12, 4, 10, 24, rope_interleaved=True)
+    # To the KV cache it is one head of the size of a latent.
+    assert (config.kv_heads, config.head_dim, config.query_scale) == (1, 24, 0.25)
+    assert hf(**{**LATENT, "q_lora_rank": None, "rope_interleave": False}).latent == LatentConfig(20, 12, 4, 10, None, False)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"first_k_dense_replace": 1}, "first_k_dense_replace in config.json is 1 of 2 layers; mixtures of experts"),
+        ({"attention_bias": True}, "attention_bias"),
+        ({"rms_norm_eps": 1e-5}, "rms_norm_eps in config.json is 1e-05; 1e-06 is supported"),
+        ({"rope_scaling": {"type": "yarn", "factor": 40.0}}, "rope_type in config.json is yarn; only default"),
+        ({"kv_lora_rank": None}, "has no kv_lora_rank"),
+        ({"kv_lora_rank": 5000}, "kv_lora_rank in config.json is 5000; 1 to 4096"),
+        ({"qk_rope_head_dim": 3}, "qk_rope_head_dim in config.json is 3; rotary positions need an even number"),
+        ({"v_head_dim": 0}, "v_head_dim in config.json is 0"),
+        ({"kv_lora_rank": 2048}, "head_dim is 2052; 1 to 1024"),
+    ],
+)
+def test_hf_latent_refusals_name_the_field(change: dict[str, object], message: str) -> None:
+    with pytest.raises(UnsupportedModel, match=message):
+        hf(**{**LATENT, **change})
+
+
+def test_hf_gemma3_in_both_spellings() -> None:
+    stretched = {"rope_type": "linear", "factor": 8.0}
+    old = gemma3(rope_theta=5e5, rope_local_base_freq=5e3, rope_scaling=stretched, sliding_window_pattern=2)
+    new = gemma3(
+        layer_types=["sliding_attention", "full_attention"] * 3 + ["sliding_attention"],
+        rope_parameters={
+            "full_attention": {**stretched, "rope_theta": 5e5},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 5e3},
+        },
+    )
+    assert old == new
+    assert (old.rope.kind, old.full_layers) == (RopeKind.LINEAR, {1, 3, 5})
+
+
+def test_gguf_gemma3() -> None:
+    """The file holds what the original holds, but for the one of the norms, which the converter has added."""
+    scaled = from_gguf(gemma3_header(rope__freq_base=1e6, attention__layer_norm_rms_epsilon=1e-6))
+    theirs = gemma3(query_pre_attn_scalar=16, rms_norm_eps=1e-6)
+    assert not scaled.norms_add_one
+    for name in ("full_layers", "sliding_window", "window_rope", "rope", "activation", "embedding_scale", "post_norms"):
+        assert getattr(scaled, name) == getattr(theirs, name), name
+    assert scaled.query_scale is None and theirs.query_scale == scaled.head_dim**-0.5
+    assert from_gguf(gemma3_header(block_count=62)).query_scale == 0.25  # the largest model: hidden / heads
 
 
 LLAMA3 = {
@@ -192,6 +281,12 @@ def test_hf_rope_in_both_spellings() -> None:
         ({"rope_scaling": [1]}, "must be an object"),
         ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25}}, "partial_rotary_factor"),
         ({"attention_bias": "yes"}, "true or false"),
+        ({"model_type": "gemma3_text", "hidden_act": None, "hidden_activation": "gelu"}, "hidden_activation"),
+        ({"model_type": "gemma3_text", "hidden_act": None, "attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+        ({"model_type": "gemma3_text", "hidden_act": None, "use_bidirectional_attention": True}, "causal"),
+        ({"model_type": "gemma3_text", "hidden_act": None, "query_pre_attn_scalar": 0}, "query_pre_attn_scalar"),
+        ({"model_type": "gemma3_text", "hidden_act": None, "layer_types": ["full_attention"]}, "1 entries for 2 layers"),
+        ({"model_type": "gemma3_text", "hidden_act": None, "sliding_window": 0}, "sliding_window is 0"),
         ({"rms_norm_eps": "small"}, "must be a number"),
         *(({name: 1 << 40}, "are supported") for name in ("vocab_size", "max_position_embeddings", "intermediate_size")),
     ],

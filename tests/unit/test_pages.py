@@ -284,3 +284,26 @@ def test_allocate_and_free_cost_the_same_in_a_large_pool() -> None:
 
     small, large = min(churn(2_000) for _ in range(3)), churn(200_000)
     assert large < 20 * small + 0.1
+
+
+def test_pages_that_left_a_window_go_back_and_the_others_stay_in_order() -> None:
+    pool = PagePool(9)
+    pages = pool.allocate("a", 4)
+    pool.drop_front("a", 2)
+    assert pool.pages_of("a") == tuple(pages[2:])
+    assert pool.counts().owned == 2
+    assert [pool.state(page) for page in pages[:2]] == [PageState.FREE] * 2
+    with pytest.raises(WrongPageState, match="has 2 pages and cannot give back its first 3"):
+        pool.drop_front("a", 3)
+    pool.drop_front("a", 2)
+    assert pool.release("a") == 0 and pool.check() == []
+
+
+def test_a_page_that_left_a_window_is_kept_while_a_write_reads_it() -> None:
+    pool = PagePool(5)
+    (page,) = pool.allocate("a", 1)
+    pool.pin("write", [page])
+    pool.drop_front("a", 1)
+    assert pool.state(page) is PageState.PINNED
+    pool.unpin("write")
+    assert pool.state(page) is PageState.FREE and pool.check() == []

@@ -107,6 +107,19 @@ class AgainstSets(RuleBasedStateMachine):
             assert table is not None and count == max(0, len(table) - keep)
             del table[keep:]
 
+    @rule(holder=holders, count=st.integers(0, 9))
+    def drop_front(self, holder: str, count: int) -> None:
+        table = self.tables.get(holder)
+        try:
+            self.pool.drop_front(holder, count)
+        except StaleHolder:
+            assert table is None
+        except WrongPageState:
+            assert table is not None and count > len(table)
+        else:
+            assert table is not None
+            del table[:count]
+
     @rule(holder=holders)
     def release(self, holder: str) -> None:
         """Not consumed: released holders come back here and must be refused."""

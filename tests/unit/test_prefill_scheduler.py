@@ -2,6 +2,7 @@
 
 import zlib
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -9,11 +10,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from engine.layout import GroupKind, GroupLayout
 from engine.pages import PagePool
+from kv_transfer.grant_writer import ASKERS_MAX, PushesEnded
 from kv_transfer.grants import WriterBook
 from kv_transfer.offer import Endpoint, Grant, GrantPages, LayoutView, Peer, Slab
 from kv_transfer.plan import SourceMemory, plan
-from kv_transfer.ports import PushResult
+from kv_transfer.ports import Push, PushResult
 from lifecycle.record import AttemptKey
 from prefill_svc import messages as m
 from prefill_svc.plans import SchedulerLimits
@@ -21,6 +24,7 @@ from prefill_svc.scheduler import PrefillScheduler
 
 PAGE_TOKENS = 4
 PAGE_BYTES = 1 << 20
+GROUP = GroupLayout(GroupKind.FULL, 1, 1, 1, PAGE_TOKENS, "float32")
 ROW_BYTES = 64
 FINGERPRINT = "ab" * 16
 LIMITS = SchedulerLimits(
@@ -28,9 +32,15 @@ LIMITS = SchedulerLimits(
 )
 
 
-def submit(number: int, tokens: int, *, priority: int = 0, remaining_s: float | None = None) -> m.Submit:
+def submit(
+    number: int, tokens: int, *, priority: int = 0, remaining_s: float | None = None, window: int | None = None
+) -> m.Submit:
+    """`window`: of a second KV group, whose pages that it has left are not wanted."""
+    groups = (GROUP,) if window is None else (GROUP, sliding(window))
     pages = -(-tokens // PAGE_TOKENS)
-    slabs = (Slab(1 << 40, 64 * PAGE_BYTES, PAGE_BYTES), Slab(1 << 41, 8 * ROW_BYTES, ROW_BYTES))
+    gone = [group.first_page(tokens) for group in groups]
+    page_slabs = [Slab((1 + index) << 40, 64 * PAGE_BYTES, PAGE_BYTES) for index in range(len(groups))]
+    slabs = (*page_slabs, Slab(1 << 43, 8 * ROW_BYTES, ROW_BYTES))
     grant = Grant(
         grant_id=f"{number:032x}",
         key=AttemptKey(f"r{number}", 1),
@@ -38,21 +48,31 @@ def submit(number: int, tokens: int, *, priority: int = 0, remaining_s: float | 
         layout_fingerprint=FINGERPRINT,
         first_position=0,
         token_count=tokens,
-        groups=(GrantPages(tuple(range(1, pages + 1)), (1,) * pages),),
+        groups=tuple(
+            GrantPages((*[0] * left, *range(1, pages - left + 1)), (*[0] * left, *[1] * (pages - left))) for left in gone
+        ),
         landing_row=0,
         endpoint=Endpoint("agent", b"metadata", zlib.crc32(b"metadata"), slabs),
         expires_after_s=30.0,
     )
     source = SourceMemory(
-        LayoutView(FINGERPRINT, (PAGE_TOKENS,)),
-        (Slab(1 << 42, 64 * PAGE_BYTES, PAGE_BYTES),),
-        Slab(1 << 43, 8 * ROW_BYTES, ROW_BYTES),
+        LayoutView(FINGERPRINT, (PAGE_TOKENS,) * len(groups), tuple(group.window for group in groups)),
+        tuple(Slab((5 + index) << 40, 64 * PAGE_BYTES, PAGE_BYTES) for index in range(len(groups))),
+        Slab(1 << 44, 8 * ROW_BYTES, ROW_BYTES),
     )
     return m.Submit(grant.key, plan(grant, source), tuple(range(tokens)), priority, remaining_s)
 
 
-def scheduler(pages: int = 17, limits: SchedulerLimits = LIMITS) -> PrefillScheduler:
-    return PrefillScheduler(limits, [PagePool(pages)], [PAGE_TOKENS], WriterBook())
+def scheduler(
+    pages: int = 17, limits: SchedulerLimits = LIMITS, window: int | None = None, window_pages: int = 17
+) -> PrefillScheduler:
+    if window is None:
+        return PrefillScheduler(limits, [PagePool(pages)], [GROUP], WriterBook())
+    return PrefillScheduler(limits, [PagePool(pages), PagePool(window_pages)], [GROUP, sliding(window)], WriterBook())
+
+
+def sliding(window: int) -> GroupLayout:
+    return replace(GROUP, kind=GroupKind.SLIDING, window=window)
 
 
 def step(target: PrefillScheduler, now: float) -> list[tuple[str, int]] | None:
@@ -71,8 +91,13 @@ def pushed(target: PrefillScheduler, now: float, ok: bool = True) -> int:
     """Let every write that was given out end."""
     results = tuple(PushResult(push.push_id, ok, "" if ok else "transport_error") for push in target.take_transfers().pushes)
     if results:
-        target.accept([m.Pushed(results, 0.001, now)], now)
+        target.accept([PushesEnded(results, 0.001, now)], now)
     return len(results)
+
+
+def ended(pushes: Sequence[Push], now: float, cause: str = "") -> PushesEnded:
+    """The transport is done with some writes."""
+    return PushesEnded(tuple(PushResult(push.push_id, not cause, cause) for push in pushes), 0.0, now)
 
 
 def at_rest(target: PrefillScheduler) -> None:
@@ -80,7 +105,7 @@ def at_rest(target: PrefillScheduler) -> None:
     assert target.check() == []
     assert (now.waiting_jobs, now.computing_jobs, now.sending_jobs, now.stopping_jobs, now.pushes_in_flight) == (0, 0, 0, 0, 0)
     assert now.staging_rows_used == 0
-    assert target._pools[0].counts().free == target._pools[0].usable_pages
+    assert all(pool.counts().free == pool.usable_pages for pool in target._pools)
 
 
 def kinds(target: PrefillScheduler) -> list[str]:
@@ -94,12 +119,12 @@ def test_a_prompt_is_computed_in_chunks_and_each_complete_page_is_sent_while_it_
     assert target.take_transfers().pushes == ()  # a part holds four pages of 1 MiB; two are complete
     assert step(target, 0.2) == [(1, 8)]
     first = target.take_transfers().pushes
-    assert [len(push.ranges) for push in first] == [1] and first[0].size_bytes == 4 * PAGE_BYTES
+    assert [len(push.ranges) for push in first] == [4] * 3 and sum(push.size_bytes for push in first) == 4 * PAGE_BYTES
     assert step(target, 0.3) == [(1, 5)]
     rest = target.take_transfers().pushes
-    assert [push.size_bytes for push in rest] == [2 * PAGE_BYTES, ROW_BYTES]
+    assert sum(push.size_bytes for push in rest[:3]) == 2 * PAGE_BYTES and [push.size_bytes for push in rest[3:]] == [ROW_BYTES]
     assert step(target, 0.4) is None
-    target.accept([m.Pushed(tuple(PushResult(push.push_id, True) for push in [*rest, *first]), 0.004, 0.45)], 0.5)
+    target.accept([PushesEnded(tuple(PushResult(push.push_id, True) for push in [*rest, *first]), 0.004, 0.45)], 0.5)
     outputs = target.take_outputs()
     assert [type(output).__name__ for output in outputs] == ["Accepted", "Progress", "Progress", "Progress", "Committed"]
     figures = outputs[-1].figures
@@ -177,12 +202,12 @@ def test_abandon_stops_before_the_next_chunk_and_keeps_pages_until_writes_have_e
     target.accept([submit(1, 30)], 0.0)
     step(target, 0.1)
     step(target, 0.2)
-    (push,) = target.take_transfers().pushes
+    pushes = target.take_transfers().pushes
     target.accept([m.Abandon(f"{1:032x}")], 0.3)
     assert step(target, 0.4) is None
     assert target._pools[0].counts().free < target._pools[0].usable_pages
     assert "Failed" not in kinds(target)
-    target.accept([m.Pushed((PushResult(push.push_id, True),), 0.0, 0.5)], 0.5)
+    target.accept([ended(pushes, 0.5)], 0.5)
     assert kinds(target) == ["Failed"]
     at_rest(target)
 
@@ -192,16 +217,31 @@ def test_drain_is_answered_when_nothing_is_in_flight_and_twice_the_same() -> Non
     target.accept([submit(1, 30)], 0.0)
     step(target, 0.1)
     step(target, 0.2)
-    (push,) = target.take_transfers().pushes
+    pushes = target.take_transfers().pushes
     target.take_outputs()
     target.accept([m.Drain(f"{1:032x}", 7), m.Drain(f"{1:032x}", 8)], 0.3)
     assert kinds(target) == [] and step(target, 0.35) is None
-    target.accept([m.Pushed((PushResult(push.push_id, False, "peer_gone"),), 0.0, 0.4)], 0.4)
+    target.accept([ended(pushes[:2], 0.4), ended(pushes[2:], 0.4, "peer_gone")], 0.4)
     outputs = target.take_outputs()
     assert outputs[:2] == [m.Drained(7, False), m.Drained(8, False)]
     assert isinstance(outputs[2], m.Failed) and outputs[2].cause == m.REVOKED
     target.accept([m.Drain(f"{1:032x}", 9)], 0.5)
     assert target.take_outputs() == [m.Drained(9, False)]
+    at_rest(target)
+
+
+def test_drains_that_wait_for_one_grant_are_bounded() -> None:
+    target = scheduler()
+    target.accept([submit(1, 30)], 0.0)
+    step(target, 0.1)
+    step(target, 0.2)
+    pushes = target.take_transfers().pushes
+    target.take_outputs()
+    target.accept([m.Drain(f"{1:032x}", asker) for asker in range(ASKERS_MAX + 3)], 0.3)
+    assert target.books()["drains_waiting"] == ASKERS_MAX
+    target.accept([ended(pushes, 0.4)], 0.4)
+    answered = [output.asker for output in target.take_outputs() if isinstance(output, m.Drained)]
+    assert answered == list(range(3, ASKERS_MAX + 3))
     at_rest(target)
 
 
@@ -219,15 +259,46 @@ def test_a_failed_write_fails_the_grant_when_all_writes_have_ended() -> None:
     target = scheduler()
     target.accept([submit(1, 8)], 0.0)
     step(target, 0.1)
-    first, second = target.take_transfers().pushes
+    first, *others = target.take_transfers().pushes
     target.take_outputs()
-    target.accept([m.Pushed((PushResult(first.push_id, False, "peer_gone", "reset"),), 0.0, 0.2)], 0.2)
+    target.accept([ended([first], 0.2, "peer_gone")], 0.2)
     assert kinds(target) == []
-    target.accept([m.Pushed((PushResult(second.push_id, True),), 0.0, 0.3)], 0.3)
+    target.accept([ended(others, 0.3)], 0.3)
     (failed,) = target.take_outputs()
     assert (
         isinstance(failed, m.Failed) and failed.cause == m.TRANSFER_FAILED and "peer_gone" in failed.detail and failed.retryable
     )
+    at_rest(target)
+
+
+def test_pieces_of_pages_leave_while_the_step_that_makes_them_goes_on() -> None:
+    target = scheduler()
+    target.accept([submit(1, 8)], 0.0)
+    planned = target.next_batch(0.1)
+    assert planned is not None
+    seen = []
+    for layers in (1, 4, 8, 12):
+        target.layers_done(planned, layers, 12, 0.1 + layers / 100)
+        seen.append([push.size_bytes for push in target.take_transfers().pushes])
+    third = 2 * PAGE_BYTES // 3
+    assert [len(sizes) for sizes in seen] == [0, 1, 1, 1] and all(abs(sizes[0] - third) <= 2 for sizes in seen[1:])
+    assert target.check() == []
+    target.commit(planned, 0.3)
+    assert [push.size_bytes for push in target.take_transfers().pushes] == [ROW_BYTES]
+    assert target.check() == []
+
+
+def test_a_step_that_fails_after_it_sent_pieces_ends_its_job_when_their_writes_have() -> None:
+    target = scheduler()
+    target.accept([submit(1, 8)], 0.0)
+    planned = target.next_batch(0.1)
+    assert planned is not None
+    target.layers_done(planned, 6, 12, 0.15)
+    pushes = target.take_transfers().pushes
+    target.fail_step(planned, "out of memory")
+    assert len(pushes) == 1 and "Failed" not in kinds(target) and step(target, 0.2) is None
+    target.accept([ended(pushes, 0.3)], 0.3)
+    assert kinds(target) == ["Failed"]
     at_rest(target)
 
 
@@ -236,7 +307,7 @@ def test_a_failed_step_ends_its_jobs_only() -> None:
     target.accept([submit(1, 8), submit(2, 4)], 0.0)
     planned = target.next_batch(0.1)
     assert planned is not None and len(planned.chunks) == 1
-    target.fail_step(planned, "out of memory", 0.2)
+    target.fail_step(planned, "out of memory")
     failed = [output for output in target.take_outputs() if isinstance(output, m.Failed)]
     assert [(one.cause, one.detail) for one in failed] == [(m.MODEL_ERROR, "out of memory")]
     assert step(target, 0.3) == [(2, 4)]
@@ -276,13 +347,44 @@ def test_no_staging_row_holds_back_the_last_token_only() -> None:
     at_rest(target)
 
 
+def test_a_long_prompt_goes_through_a_window_with_few_pages() -> None:
+    """Five pages are what a window of 9 tokens and a step of 8 touch at most; the prompt has 16."""
+    target = scheduler(limits=replace(LIMITS, max_queued_tokens=200), window=9, window_pages=6)
+    target.accept([submit(1, 64, window=9), submit(2, 64, window=9)], 0.0)
+    pool, done = target._pools[1], 0
+    while (chunks := step(target, 0.1)) is not None:
+        assert chunks == [(1, 8)], "the second prompt has no pages in the second group"
+        done += 8
+        assert pool.counts().owned == min(5, 16 - max(0, done - 8) // 4)
+    job = target._jobs[f"{1:032x}"]
+    assert [len(table) for table in job.held.tables] == [16, 16]
+    assert job.held.tables[1][:14] == [0] * 14
+    # Of the windowed group the two last pages are sent, in one part; the first group's were sent as they were computed.
+    plan = job.submit.plan
+    assert plan.page_counts == (16, 2)
+    while pushed(target, 0.2):
+        pass
+    assert "Committed" in kinds(target)
+    assert step(target, 0.3) == [(2, 8)]
+
+
+def test_a_prompt_that_the_window_is_too_large_for_is_refused() -> None:
+    target = scheduler(window=9, window_pages=5)
+    target.accept([submit(1, 64, window=9)], 0.0)
+    (failed,) = target.take_outputs()
+    assert isinstance(failed, m.Failed) and (failed.cause, failed.detail[:28]) == (m.TOO_LONG, "the prompt needs 5 pages; th")
+
+
 class AnyOrder(RuleBasedStateMachine):
     """Any order of submits, steps, results, drains, abandons: books balance, each job ends once, nothing is left."""
+
+    #: Of a second KV group, in tokens.
+    window: int | None = None
 
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        self.target = scheduler(pages=12)
+        self.target = scheduler(pages=12, window=self.window, window_pages=7)
         self.flights: list[int] = []
         self.submitted = 0
         self.ends: Counter[str] = Counter()
@@ -302,23 +404,31 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(tokens=st.integers(1, 40), priority=st.integers(-1, 1), remaining_s=st.sampled_from([None, 0.5, 3.0]))
     def submit(self, tokens: int, priority: int, remaining_s: float | None) -> None:
         self.submitted += 1
-        self.target.accept([submit(self.submitted, tokens, priority=priority, remaining_s=remaining_s)], self.now)
+        self.target.accept(
+            [submit(self.submitted, tokens, priority=priority, remaining_s=remaining_s, window=self.window)], self.now
+        )
         self.collect()
 
-    @rule()
-    def turn(self) -> None:
+    @rule(layers=st.lists(st.integers(1, 5), max_size=3), fails=st.sampled_from([False, False, False, True]))
+    def turn(self, layers: list[int], fails: bool) -> None:
         self.now += 0.1
         self.target.accept([], self.now)
         planned = self.target.next_batch(self.now)
         if planned is not None:
-            self.target.commit(planned, self.now)
+            for done in sorted(layers):
+                self.target.layers_done(planned, done, 5, self.now)
+                self.collect()
+            if fails:
+                self.target.fail_step(planned, "out of memory")
+            else:
+                self.target.commit(planned, self.now)
         self.collect()
 
     @precondition(lambda self: self.flights)
     @rule(ok=st.sampled_from([True, True, True, False]), pick=st.integers(0, 1000))
     def write_ends(self, ok: bool, pick: int) -> None:
         push_id = self.flights.pop(pick % len(self.flights))
-        self.target.accept([m.Pushed((PushResult(push_id, ok, "" if ok else "peer_gone"),), 0.0, self.now)], self.now)
+        self.target.accept([PushesEnded((PushResult(push_id, ok, "" if ok else "peer_gone"),), 0.0, self.now)], self.now)
         self.collect()
 
     @precondition(lambda self: self.submitted)
@@ -341,13 +451,22 @@ class AnyOrder(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Whatever happened, work goes on until all is done: no deadlock, no leak."""
         for _ in range(400):
-            self.turn()
+            self.turn([], fails=False)
             while self.flights:
                 self.write_ends(True, 0)
         assert len(self.ends) == self.submitted and not self.asked
         at_rest(self.target)
 
 
+class BehindAWindow(AnyOrder):
+    """The same with a second group that has pages for one long prompt."""
+
+    window = 5
+
+
 TestAnyOrder = AnyOrder.TestCase
+TestBehindAWindow = BehindAWindow.TestCase
 TestAnyOrder.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 TestAnyOrder.pytestmark = [pytest.mark.slow]
+TestBehindAWindow.settings = TestAnyOrder.settings
+TestBehindAWindow.pytestmark = [pytest.mark.slow]

@@ -1,7 +1,8 @@
-"""The small parts of a route: early end, clocks, the client's stream, retries, limits, settings."""
+"""The small parts of a route: early end, clocks, retries, limits, settings."""
 
 import asyncio
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -14,14 +15,14 @@ from router.cell import RetryBudget
 from router.config import RouterSettings
 from router.discovery import BadTarget, check_target, resolve
 from router.endings import status_of
-from router.pool_messages import SeatEnd
+from router.pool_messages import Output, SeatEnd, seat_end
 from router.prefill_call import PrefillDone
 from router.progress import Progress
-from router.relay import ClientStream
-from router.seat import Committed, Output
+from router.seat import Committed
 from router.servicer import with_rpc_deadline
 from router.stop import Clocks, Stop, Stopped
 from rpc.settings import SettingsError, load_settings
+from tandem.pools.v1 import decode_pb2
 
 CANCEL = Ending(FinishReason.CANCELLED, Cause.CLIENT_CANCEL)
 LATE = Ending(FinishReason.DEADLINE_EXCEEDED, Cause.OVERALL_DEADLINE)
@@ -91,6 +92,43 @@ async def test_each_clock_has_its_label(limits: Limits, steps: tuple[str, ...], 
     assert stopped.value.ending == Ending(FinishReason.DEADLINE_EXCEEDED, cause)
 
 
+@pytest.mark.parametrize(
+    ("limits", "recover_by", "ending"),
+    [
+        (Limits(inter_token_s=0.0), 60.0, Ending(FinishReason.DEADLINE_EXCEEDED, Cause.INTER_TOKEN_ENGINE)),
+        (Limits(inter_token_s=60.0), 0.0, Ending(FinishReason.TRANSPORT_ERROR, Cause.DECODE_LOST)),
+        (Limits(overall_s=0.0, inter_token_s=60.0), 0.0, Ending(FinishReason.DEADLINE_EXCEEDED, Cause.OVERALL_DEADLINE)),
+    ],
+)
+async def test_without_a_decode_member_the_time_between_tokens_runs_here(
+    limits: Limits, recover_by: float, ending: Ending
+) -> None:
+    """While a member decodes it watches that clock itself: here it must not run."""
+    stop, now = Stop(), time.monotonic()
+    clocks = Clocks(Deadlines(replace(limits, overall_s=None), now), stop, rpc_bound=False)
+    clocks.admitted()
+    clocks.first_token(now)
+    await asyncio.sleep(0)
+    assert stop.ending is None
+    clocks.close()
+    clocks = Clocks(Deadlines(limits, now), stop, rpc_bound=False)
+    clocks.first_token(now)
+    clocks.decode_lost(now, now + recover_by)
+    with pytest.raises(Stopped):
+        await stop.until(asyncio.get_running_loop().create_future())
+    assert stop.ending == ending
+
+
+async def test_a_seat_given_in_time_ends_the_wait_for_a_decode_member() -> None:
+    stop, now = Stop(), time.monotonic()
+    clocks = Clocks(Deadlines(Limits(inter_token_s=0.0), now), stop, rpc_bound=False)
+    clocks.first_token(now)
+    clocks.decode_lost(now, now)
+    clocks.admitted()
+    await asyncio.sleep(0)
+    assert stop.ending is None
+
+
 async def test_the_rpc_s_own_deadline_has_its_own_label() -> None:
     stop = Stop()
     Clocks(Deadlines(Limits(overall_s=0.0), time.monotonic()), stop, rpc_bound=True)
@@ -108,66 +146,6 @@ def test_the_overall_clock_is_cut_to_the_rpc_deadline(remaining_s: float | None,
     assert (limits.queue_s, limits.first_token_s, limits.inter_token_s) == (1.0, 2.0, 3.0)
 
 
-async def test_a_stream_writes_in_order_and_ends_once() -> None:
-    stream, written = ClientStream(100, 1.0), []
-
-    async def write(event: bytes) -> None:
-        await asyncio.sleep(0)
-        written.append(event)
-
-    pumping = asyncio.create_task(stream.pump(write))
-    stream.put(b"a", 1)
-    await asyncio.sleep(0)
-    stream.put(b"b", 2)
-    stream.end(b"end", None)
-    assert await pumping is None
-    assert written == [b"a", b"b", b"end"] and stream.empty and stream.sent_text_bytes == 3
-    for call in (lambda: stream.put(b"c"), lambda: stream.end(b"c", None)):
-        with pytest.raises(RuntimeError):
-            call()
-    assert not stream.leave()
-
-
-async def test_b47_a_full_stream_says_so_and_room_is_told() -> None:
-    stream, gate = ClientStream(10, 1.0), asyncio.Event()
-
-    async def write(event: bytes) -> None:
-        await gate.wait()
-
-    pumping = asyncio.create_task(stream.pump(write))
-    stream.put(b"x" * 10)
-    assert stream.full and stream.unsent_bytes == 10
-    changed = stream.changed()
-    gate.set()
-    await asyncio.wait_for(changed, 1)
-    assert not stream.full
-    stream.end(None, None)
-    await pumping
-
-
-async def test_a_client_that_left_gets_nothing_more() -> None:
-    stream = ClientStream(10, 1.0)
-    stream.put(b"x" * 10)
-    changed = stream.changed()
-    assert stream.leave() and stream.gone and changed.done() and not stream.full
-    stream.put(b"y")
-    stream.end(b"end", None)
-    assert stream.unsent_bytes == 0
-
-
-async def test_what_is_left_after_the_end_is_taken_in_time_or_never() -> None:
-    stream = ClientStream(10, 0.02)
-
-    async def write(event: bytes) -> None:
-        await asyncio.get_running_loop().create_future()
-
-    stream.put(b"x")
-    stream.end(b"end", None)
-    with pytest.raises(TimeoutError):
-        await stream.pump(write)
-    assert stream.leave()
-
-
 def test_retries_are_a_share_of_requests() -> None:
     budget = RetryBudget(share=0.5, most=2.0, saved=0.0)
     assert not budget.take()
@@ -180,9 +158,9 @@ def test_b32_usage_is_the_union_of_both_caches_and_holds_without_an_end() -> Non
     progress = Progress(prompt_tokens=10, arrived_at=0.0, decode_cached_tokens=4)
     progress.prefill = PrefillDone(cached_tokens=8, sent_bytes=0, queue_s=0, compute_s=0, handover_s=0, exposed_s=0)
     progress.committed = Committed(0.0, 0.0, 0.0)
-    progress.output(Output(b"x", 2, selected_tokens=3, returned_tokens=2, text_bytes=1), 1.0)
+    progress.output(Output(b"x", 2, selected=(4, 5, 6), returned_tokens=2, text_bytes=1), 1.0)
     assert progress.usage() == Usage(10, 8, 3, 12, 2, 2)
-    progress.discarded(Output(b"x", 3, selected_tokens=1, returned_tokens=1, text_bytes=1))
+    progress.discarded(Output(b"x", 3, selected=(7,), returned_tokens=1, text_bytes=1))
     progress.seat_end = SeatEnd(CANCEL, Usage(10, 0, 3, 12, 2, 3))
     assert progress.usage() == Usage(10, 8, 3, 12, 1, 2)
 
@@ -238,6 +216,9 @@ def test_settings_from_flags() -> None:
         (["--queue-requests", "0"], "queue"),
         (["--queue-clock-s", "301"], "max_queue_clock_s"),
         (["--cell", "a{b}"], "cell"),
+        (["--buffer-bytes", "1000000"], "replay_bytes"),
+        (["--detach-timeout-s", "4000"], "max_detach_timeout_s"),
+        (["--redis-url", "redis-sentinel://a:26379,b:26379"], "redis_url: the name of the master is missing"),
     ],
 )
 def test_bad_settings_name_their_field(flags: list[str], says: str) -> None:
@@ -256,3 +237,9 @@ async def test_targets_are_resolved_and_an_absent_name_keeps_what_is_known() -> 
     assert "127.0.0.1:7" in await resolve(("dns:///localhost:7",), frozenset(), 5.0)
     known = frozenset({"10.0.0.9:1"})
     assert await resolve(("dns:///no-such-host.invalid:1",), known, 5.0) == known
+
+
+def test_the_rest_of_the_output_comes_with_the_end() -> None:
+    last = decode_pb2.Output(response=b"bytes", next_sequence_no=9, selected_token_ids=[7, 8], text_bytes=3, returned_tokens=2)
+    assert seat_end(decode_pb2.Ended(last=last)).last == Output(b"bytes", 9, (7, 8), 2, 3)
+    assert seat_end(decode_pb2.Ended()).last is None

@@ -292,6 +292,16 @@ def test_history_grows_and_counts() -> None:
     assert dict(zip(*(x.tolist() for x in (TokenHistory([3]).ids, TokenHistory([3]).output_counts)), strict=True)) == {3: 0}
 
 
+def test_history_after_drafts_is_what_it_would_be_and_changes_nothing() -> None:
+    history = TokenHistory([5, 5, 7], [7, 9])
+    before = (history.ids.tolist(), history.output_counts.tolist())
+    for drafts in ((), (5,), (9, 9, 1), (1, 2, 1, 1, 7)):
+        grown = TokenHistory([5, 5, 7], [7, 9, *drafts])
+        after = history.after(drafts)
+        assert (after.ids.tolist(), after.output_counts.tolist()) == (grown.ids.tolist(), grown.output_counts.tolist())
+    assert (history.ids.tolist(), history.output_counts.tolist()) == before
+
+
 def test_a_row_with_penalties_needs_the_tokens_so_far() -> None:
     with pytest.raises(ValueError, match="history is missing"):
         row(SamplingParams(presence_penalty=1.0))

@@ -70,6 +70,9 @@ def test_final_only_keeps_the_text_for_the_terminal() -> None:
     one = log(first=9, high_water_bytes=10, final_only=True)
     for _ in range(100):
         one.add(b"text", (1,), (1,), 0.0)
+    told = one.publish()
+    assert told is not None and told.selected_ids == (1,) * 100
+    assert (told.sequence_no, told.next_sequence_no, told.text, told.token_ids, told.cost_bytes) == (None, 9, "", (), 0)
     assert one.publish() is None and not one.ready
     one.end("the end")
     assert one.terminal() == "the end"

@@ -9,7 +9,7 @@ from lifecycle.deadlines import Limits
 from router import budget
 from router.budget import Capacity
 from router.limits import RequestLimits
-from router.request import Examined, OutputMode, ServedModel, Utf8Policy
+from router.request import Delivery, Examined, OutputMode, ServedModel, SlowReader, Utf8Policy
 from router.validation import check_cancel, check_request_id, check_tenant, complete, examine, fingerprint
 from router.wire import parse
 from rpc.details import Violation
@@ -52,6 +52,12 @@ def stop(**values: object) -> pb.GenerateRequest:
 def deadline(seconds: int, nanos: int = 0) -> pb.GenerateRequest:
     message = good()
     message.deadlines.first_token.seconds, message.deadlines.first_token.nanos = seconds, nanos
+    return message
+
+
+def detached(seconds: int, on_disconnect: int = pb.ON_DISCONNECT_DETACH) -> pb.GenerateRequest:
+    message = good(on_disconnect=on_disconnect)
+    message.detach_timeout.seconds = seconds
     return message
 
 
@@ -104,7 +110,13 @@ TABLE: list[tuple[pb.GenerateRequest, str, str, str]] = [
     (good(max_output_tokens=3, stop=pb.StopParams(min_output_tokens=4)), "stop.min_output_tokens", "OUT_OF_RANGE", "3"),
     (good(priority=11), "priority", "OUT_OF_RANGE", "-10 to 10"),
     (good(output_mode=9), "output_mode", "UNKNOWN_VALUE", "9"),
+    (good(log_probabilities=pb.LogProbabilityParams(top=21)), "log_probabilities.top", "OUT_OF_RANGE", "20"),
     (good(utf8_policy=9), "utf8_policy", "UNKNOWN_VALUE", "9"),
+    (good(slow_reader=9), "slow_reader", "UNKNOWN_VALUE", "9"),
+    (good(on_disconnect=9), "on_disconnect", "UNKNOWN_VALUE", "9"),
+    (detached(0), "detach_timeout", "OUT_OF_RANGE", "over 0 up to 3600"),
+    (detached(3601), "detach_timeout", "OUT_OF_RANGE", "over 0 up to 3600"),
+    (detached(5, pb.ON_DISCONNECT_CANCEL), "detach_timeout", "UNEXPECTED", "ON_DISCONNECT_DETACH"),
     (deadline(0), "deadlines.first_token", "OUT_OF_RANGE", "over 0 up to 600"),
     (deadline(-1), "deadlines.first_token", "OUT_OF_RANGE", "600"),
     (deadline(601), "deadlines.first_token", "OUT_OF_RANGE", "600"),
@@ -118,6 +130,20 @@ def test_each_violation_names_field_reason_and_limit(message: pb.GenerateRequest
     found = violations(message)
     assert set(found) == {path}
     assert found[path].reason == reason and says in found[path].description
+
+
+@pytest.mark.parametrize(
+    ("message", "wanted"),
+    [
+        (good(), Delivery(OutputMode.DELTA, SlowReader.PAUSE, None)),
+        (good(on_disconnect=pb.ON_DISCONNECT_DETACH), Delivery(OutputMode.DELTA, SlowReader.PAUSE, 60.0)),
+        (detached(5), Delivery(OutputMode.DELTA, SlowReader.PAUSE, 5.0)),
+        (good(slow_reader=pb.SLOW_READER_FAIL), Delivery(OutputMode.DELTA, SlowReader.FAIL, None)),
+        (good(slow_reader=pb.SLOW_READER_COALESCE), Delivery(OutputMode.DELTA, SlowReader.COALESCE, None)),
+    ],
+)
+def test_how_output_is_to_be_delivered(message: pb.GenerateRequest, wanted: Delivery) -> None:
+    assert checked(message).delivery == wanted
 
 
 def test_all_violations_come_at_once() -> None:
@@ -140,7 +166,7 @@ def test_unset_fields_take_the_documented_defaults() -> None:
     values = found.sampling
     assert (values.temperature, values.top_p, values.repetition_penalty, values.seed) == (1.0, 1.0, 1.0, 42)
     assert (values.top_k, values.min_p, values.logit_bias) == (0, 0.0, ())
-    assert (found.output_mode, found.utf8_policy, found.priority) == (OutputMode.DELTA, Utf8Policy.UNSET, 0)
+    assert (found.delivery.output_mode, found.utf8_policy, found.priority) == (OutputMode.DELTA, Utf8Policy.UNSET, 0)
     assert found.limits == SERVER.clock_defaults and found.max_output_tokens is None
 
 
@@ -151,7 +177,7 @@ def test_set_fields_are_taken() -> None:
     found = checked(message)
     assert (found.sampling.temperature, found.sampling.seed) == (0.0, 2**64 - 1)
     assert found.limits == Limits(1.5, 60.0, 30.0, 600.0)
-    assert (found.output_mode, found.utf8_policy, found.priority) == (OutputMode.FINAL_ONLY, Utf8Policy.DROP, -10)
+    assert (found.delivery.output_mode, found.utf8_policy, found.priority) == (OutputMode.FINAL_ONLY, Utf8Policy.DROP, -10)
 
 
 def completed(message: pb.GenerateRequest, prompt_tokens: int, **budgets: int):
@@ -192,7 +218,7 @@ def test_a_prompt_without_tokens_is_refused() -> None:
     assert refusal(lambda: completed(good(), 0)).details.violations[0].field == "text"
 
 
-def test_fingerprint_is_of_the_body_and_the_tenant() -> None:
+def test_b48_fingerprint_is_of_the_body_and_the_tenant() -> None:
     one, same = good(), good(request_id="other")
     assert fingerprint(one, "a") == fingerprint(same, "a")
     assert len({fingerprint(one, "a"), fingerprint(one, "b"), fingerprint(good(text="x"), "a")}) == 3

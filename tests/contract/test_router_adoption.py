@@ -1,0 +1,252 @@
+"""Requests whose router the store holds to be dead: another one takes over the seat and goes on, and nobody notices twice."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import cast
+
+import grpc
+import pytest
+
+from lifecycle.finish import Cause, Ending, FinishReason
+from lifecycle.states import Event, State
+from router.cell import Cell
+from router.keeping import UnansweredCreates, UnwrittenEnds
+from router.ledger import KnownRequest, Ledger
+from router.redis_store import RedisStore
+from router.stop import Stop
+from router.store import Orphan
+from router.without_store import Outage
+from tandem.pools.v1 import decode_pb2, decode_pb2_grpc, grant_pb2
+from tandem.v1 import inference_pb2 as pb
+from telemetry.registry import MetricsRegistry
+from telemetry.router_metrics import RouterMetrics
+from tests.redis_server import Clock, MakeStore, cell, clock, holds, make_store, new_record, pages, ready_to_reap, redis_url
+from tests.router_world import World, request, router_world, until
+
+__all__ = ["cell", "clock", "make_store", "redis_url"]
+
+pytestmark = pytest.mark.slow
+
+#: Short, so that a test need not wait for long; over twice the time between two heartbeats.
+LEASE_S = 2.5
+TEXT = "t0 t1 t2 t3 t4 t5 t6 t7 "
+
+
+@asynccontextmanager
+async def cut_off(redis_url: str, cell: str, **changes: object) -> AsyncIterator[tuple[World, "grpc.aio.Call", list[object]]]:
+    """A request that decodes at a router which then loses its store: two deltas were read. The other router lives."""
+    async with router_world(redis_url, cell, routers=2, lease_s=LEASE_S) as world:
+        world.decode.script.tokens = 8
+        gate = world.decode.script.output
+        gate.hold()
+        call = world.client.stub.Generate(request("r1", **changes))
+        seen = [await call.read()]
+        for _ in range(2):
+            gate.step()
+            seen.append(await call.read())
+        await until(lambda: stored_state(world), "decoding")
+        world.links[0].cut = True
+        yield world, call, seen
+        world.links[0].cut = False
+        gate.release()
+        await world.at_rest()
+
+
+async def stored_state(world: World) -> str:
+    return await world.clients[1].state("r1")
+
+
+async def test_b17_a_router_that_only_lost_its_store_hands_its_readers_over(redis_url: str, cell: str) -> None:
+    """The other router adopts the seat, also from a call that still looks open; both clients get every event once, and there
+    is one terminal, by the new owner."""
+    async with cut_off(redis_url, cell) as (world, call, seen):
+        back = asyncio.create_task(world.clients[1].attach("r1", 0))
+        await until(lambda: _adopted(world), 1, 15)
+        world.links[0].cut = False
+        await until(lambda: _readers(world), 2)
+        world.decode.script.output.release()
+        answer = await back
+        assert answer.error is None, answer.error
+        answer.check_order()
+        assert (answer.code, answer.text) == (grpc.StatusCode.OK, TEXT)
+        rest = [event async for event in _rest(call)]
+        assert [*seen, *rest] == answer.events and await call.code() is grpc.StatusCode.OK
+        record = await world.clients[1].get("r1")
+        assert record.router.startswith("router-1@") and record.attempt == 1
+        assert record.sent_bytes == len(TEXT) and record.usage.returned_tokens == 8
+        assert len(world.decode.opens) == 1
+        assert (await world.client.get("r1")) == record
+
+
+async def test_a_reaper_adopts_and_a_client_that_does_not_come_back_has_left(redis_url: str, cell: str) -> None:
+    async with router_world(redis_url, cell, routers=2, lease_s=LEASE_S, attach_grace_s=0.2) as world:
+        world.decode.script.output.hold()
+        call = world.client.stub.Generate(request("r1"))
+        await call.read()
+        await until(lambda: stored_state(world), "decoding")
+        world.links[0].cut = True
+        await until(lambda: _adopted(world), 1, 15)
+        await world.clients[1].until_state("r1", "cancelled")
+        assert (await world.clients[1].get("r1")).cause == "client_gone"
+        world.links[0].cut = False
+        world.decode.script.output.release()
+        await world.at_rest()
+
+
+async def test_b09_a_cancel_that_its_dead_router_never_saw_is_carried_out(redis_url: str, cell: str) -> None:
+    async with cut_off(redis_url, cell) as (world, _, _):
+        said = await world.clients[1].cancel("r1", reason="enough", wait=True)
+        assert said.state == pb.REQUEST_STATE_CANCELLED
+        record = await world.clients[1].get("r1")
+        assert (record.cause, record.cancel_reason) == ("client_cancel", "enough")
+        assert record.HasField("cancel_effective_at") and dict(record.released) == {"pages": 2}
+        assert world.decode.heard == ["client_cancel"]
+
+
+async def test_a_seat_that_is_gone_too_ends_the_request(redis_url: str, cell: str) -> None:
+    async with cut_off(redis_url, cell) as (world, _, _):
+        await world.decode.restart()
+        await until(lambda: stored_state(world), "failed", 15)
+        answer = await world.clients[1].attach("r1", 3)
+        assert answer.error is not None and answer.code is grpc.StatusCode.UNAVAILABLE
+        assert [event.completed.cause for event in answer.events] == ["router_lost"]
+        assert answer.events[0].sequence_no == 3, "what this client has stands"
+        assert not answer.events[0].completed.HasField("usage"), "nobody knows what the lost router counted"
+        gone = await world.clients[1].attach("r1", 0)
+        assert (gone.events, gone.code) == ([], grpc.StatusCode.OUT_OF_RANGE)
+        again = await world.clients[1].generate(request("r1"))
+        assert [event.completed.cause for event in again.events] == ["router_lost"]
+        assert again.events[0].sequence_no > 8, "no number that its lost router can have given"
+
+
+async def test_an_adopted_request_survives_its_decode_member_too(redis_url: str, cell: str) -> None:
+    async with router_world(redis_url, cell, routers=2, decodes=2, lease_s=LEASE_S) as world:
+        for decode in world.decodes:
+            decode.script.tokens = 8
+            decode.script.output.hold()
+        call = world.client.stub.Generate(request("r1", on_disconnect=pb.ON_DISCONNECT_DETACH))
+        await call.read()
+        await until(lambda: stored_state(world), "decoding")
+        first = next(one for one in world.decodes if one.opens)
+        for _ in range(3):
+            first.script.output.step()
+            await call.read()
+        world.links[0].cut = True
+        back = asyncio.create_task(world.clients[1].attach("r1", 0))
+        await until(lambda: _adopted(world), 1, 15)
+        await first.stop()
+        for decode in world.decodes:
+            decode.script.output.release()
+        answer = await back
+        answer.check_order()
+        assert (answer.code, answer.text) == (grpc.StatusCode.OK, TEXT)
+        assert (await world.clients[1].get("r1")).attempt == 2
+        world.links[0].cut = False
+
+
+async def test_a_seat_that_a_router_takes_after_it_has_lost_the_record_costs_an_attempt(redis_url: str, cell: str) -> None:
+    """A router that took a request over and stood still comes for the seat when another one has the request."""
+    async with router_world(redis_url, cell) as world:
+        world.decode.script.tokens = 8
+        gate = world.decode.script.output
+        gate.hold()
+        call = world.client.stub.Generate(request("r1"))
+        seen = [await call.read()]
+        gate.step()
+        seen.append(await call.read())
+        async with grpc.aio.insecure_channel(world.decode.address) as channel:
+            late = decode_pb2_grpc.DecodeServiceStub(channel).Decode()
+            key = grant_pb2.AttemptKey(request_id="r1", attempt=1)
+            adopt = decode_pb2.Adopt(key=key, incarnation=world.decode.incarnation, next_sequence_no=1)
+            await late.write(decode_pb2.DecodeRequest(adopt=adopt))
+            assert (await late.read()).HasField("adopted")
+            gate.release()
+            events = [*seen, *[event async for event in _rest(call)]]
+            late.cancel()
+        assert [event.sequence_no for event in events] == list(range(len(events)))
+        assert "".join(event.delta.text + event.completed.text for event in events) == TEXT
+        record = await world.client.get("r1")
+        assert (record.state, record.attempt) == (pb.REQUEST_STATE_FINISHED, 2)
+        await world.at_rest(15)
+
+
+@pytest.mark.parametrize("room", [False, True])
+async def test_b18_a_request_that_never_got_a_seat_is_begun_anew_by_who_asks_again(
+    make_store: MakeStore, clock: Clock, *, room: bool
+) -> None:
+    """What its dead router held goes back, and the next attempt has a number of its own."""
+    here, there = make_store("router-a"), make_store("router-b")
+    for request_id, steps in (("created", ()), ("queued", (Event.ACCEPTED,)), ("admitted", (Event.ACCEPTED,))):
+        record = new_record(request_id)
+        await here.create(record)
+        for step in steps:
+            record.advance(step, 1001.0)
+        await here.advance(record)
+        if request_id == "admitted":
+            assert (await here.admit(record, holds(pages(5, 10)), 1002.0)).applied
+    await here.leave()
+    with pytest.raises(KnownRequest):
+        await ledger(there, "queued").create()
+    await ready_to_reap(there, clock)
+    for request_id, attempt in (("created", 1), ("queued", 1), ("admitted", 2)):
+        taken = ledger(there, request_id)
+        if room:
+            assert await taken.begin(holds(pages(2, 10))) is None
+        else:
+            await taken.create()
+        assert taken.created
+        assert (taken.record.state, taken.record.attempt) == (State.ADMITTED if room else State.QUEUED, attempt)
+        await taken.close()
+        with pytest.raises(KnownRequest):
+            await ledger(here, request_id).create()
+    books = await there.books()
+    assert (books.reserved, books.live_requests, books.faults) == ({"pages:member:decode-0": 6} if room else {}, 3, ())
+
+
+async def test_an_end_that_an_adopter_wrote_is_not_told_to_readers_who_lack_what_came_before(
+    make_store: MakeStore, clock: Clock
+) -> None:
+    """A router that stood still for long: by the time it looks, the request has been run to its end elsewhere."""
+    here, there = make_store("router-a"), make_store("router-b")
+    late = ledger(here, "r1")
+    await late.create()
+    await late.close()
+    await here.leave()
+    await ready_to_reap(there, clock)
+    taken = (await there.adopt(Orphan("r1", "router-a"))).record
+    assert taken is not None
+    for record in (taken, late.record):
+        record.advance(Event.FAIL, 1003.0)
+        record.ending = Ending(FinishReason.TRANSPORT_ERROR, Cause.NO_MEMBER)
+    assert (await there.finish(taken)).won
+    await late.finish()
+    assert late.disowned and late.goes_on
+
+
+def ledger(store: RedisStore, request_id: str) -> Ledger:
+    """Of a router that was asked for this request."""
+    adoptions = RouterMetrics(MetricsRegistry("router", "1", "boot")).adoptions
+    cell = SimpleNamespace(
+        store=store,
+        outage=Outage.REFUSE,
+        unwritten=UnwrittenEnds(store),
+        unanswered=UnansweredCreates(store),
+        metrics=SimpleNamespace(adoptions=adoptions),
+    )
+    return Ledger(cast(Cell, cell), new_record(request_id, store.router), Stop())
+
+
+async def _readers(world: World) -> int:
+    """Of the router that adopts."""
+    return (await world.clients[1].books())[0]["readers"]
+
+
+async def _adopted(world: World) -> int:
+    return len(world.decode.adopts) if len(world.decodes) == 1 else sum(len(one.adopts) for one in world.decodes)
+
+
+async def _rest(call: object) -> AsyncIterator[pb.GenerateResponse]:
+    while (event := await call.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]
+        yield event

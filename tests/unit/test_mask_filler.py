@@ -1,0 +1,128 @@
+"""Masks that are filled beside the model: in time, too late, not at all."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from decode_svc.masks import GRAMMAR_FAILED, StepMasks
+from engine.mask_filler import LEFT_MAX, MaskFiller
+
+WAIT_S = 10.0
+
+
+class Mask:
+    """Stands for a grammar's state. A `slow` one is filled once the test says so; a `broken` one can not be."""
+
+    def __init__(self, *, slow: bool = False, broken: bool = False) -> None:
+        self.ready = False
+        self.filled_by = ""
+        self.entered, self.go = threading.Event(), threading.Event()
+        self._broken = broken
+        if not slow:
+            self.go.set()
+
+    def prepare(self) -> None:
+        self.entered.set()
+        assert self.go.wait(WAIT_S)
+        if self._broken:
+            raise RuntimeError("no mask")
+        self.filled_by = threading.current_thread().name
+        self.ready = True
+
+
+@contextmanager
+def filler(most_s: float = WAIT_S) -> Iterator[MaskFiller]:
+    made = MaskFiller(most_s, time.monotonic)
+    yield made
+    made.close()
+
+
+def test_masks_are_filled_by_another_thread_between_begin_and_finish() -> None:
+    with filler() as fill:
+        masks = [Mask(slow=True), Mask(), Mask()]
+        masks[2].ready = True
+        fill.begin(masks)
+        assert masks[0].entered.wait(WAIT_S) and not masks[0].ready, "the engine goes on meanwhile"
+        masks[0].go.set()
+        assert fill.finish() == [] and fill.last_s > 0
+        assert {mask.filled_by for mask in masks} == {"grammar-masks", ""}, "one that was ready is left alone"
+        assert all(mask.ready for mask in masks)
+        fill.begin([])
+        assert fill.finish() == [] and fill.last_s == 0
+
+
+def test_a_mask_that_takes_too_long_costs_no_other_one() -> None:
+    with filler(0.02) as fill:
+        slow, before, behind = Mask(slow=True), Mask(), Mask()
+        fill.begin([before, slow, behind])
+        assert slow.entered.wait(WAIT_S)
+        assert fill.finish() == [slow]
+        assert before.ready and behind.ready and not slow.ready
+        again = Mask()
+        fill.begin([again])
+        assert fill.finish() == [] and again.ready
+        slow.go.set()
+
+
+def test_threads_that_are_left_alone_are_bounded() -> None:
+    with filler(0.01) as fill:
+        slow = [Mask(slow=True) for _ in range(LEFT_MAX)]
+        for mask in slow:
+            fill.begin([mask])
+            assert mask.entered.wait(WAIT_S)
+            assert fill.finish() == [mask]
+        last = Mask()
+        fill.begin([last])
+        assert fill.finish() == [last] and not last.entered.is_set(), "it is not waited for, and no thread more is made"
+        for mask in slow:
+            mask.go.set()
+        for thread in threading.enumerate():
+            if thread.name == "grammar-masks":
+                thread.join(WAIT_S)
+        fill.begin([last])
+        assert fill.finish() == [] and last.ready
+
+
+def test_a_mask_that_can_not_be_filled_is_told() -> None:
+    with filler() as fill:
+        broken, other = Mask(broken=True), Mask()
+        fill.begin([broken, other])
+        assert fill.finish() == [broken] and other.ready
+
+
+class Output:
+    """As much of a sequence, and of its seat, as masks look at."""
+
+    def __init__(self, grammar: Mask | None, *, stuck: bool = False) -> None:
+        self.sequence = self
+        self.grammar = grammar
+        self.stuck = stuck
+        self.ended: list[object] = []
+
+    def drop_grammar(self) -> None:
+        self.grammar = None
+
+    def end_with(self, ending: object) -> None:
+        self.ended.append(ending)
+
+
+class Step:
+    def __init__(self, *draws: Output) -> None:
+        self.draws = draws
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_only_the_seat_without_a_mask_ends(broken: bool) -> None:
+    masks = StepMasks(time.monotonic)
+    seats = [Output(None), Output(Mask(broken=broken)), Output(Mask(), stuck=True), Output(Mask())]
+    step = Step(*seats)
+    masks.begin(step)  # type: ignore[arg-type]
+    times = masks.finish(step)  # type: ignore[arg-type]
+    assert times is not None and times.wait_s >= 0
+    assert [seat.ended for seat in seats] == [[], [GRAMMAR_FAILED] if broken else [], [GRAMMAR_FAILED], []]
+    assert (seats[1].grammar is None) == broken
+    masks.close()
+    assert StepMasks(time.monotonic).finish(Step(Output(None))) is None  # type: ignore[arg-type]

@@ -1,0 +1,136 @@
+"""The turnstile: views of the pools that are kept must always be what they would be if made anew."""
+
+import random
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bench.growth.live_cases import Known, known
+from lifecycle.record import AttemptKey
+from router.budget import Limits
+from router.member_facts import MemberLoad, Role
+from router.pool_views import PoolViews
+from router.queue import QueueLimits, Waiting
+from router.turnstile import AdmissionSettings, Admitted, Place, Turnstile
+from router.unseen import Sent, Unseen
+
+STALE_AFTER_S = 3.0
+
+
+class Pools:
+    """Members that come, go, and tell news."""
+
+    def __init__(self) -> None:
+        self.members = {role: [self.make(role, number) for number in range(3)] for role in Role}
+
+    @staticmethod
+    def make(role: Role, number: int) -> Known:
+        one = known(role, number, 40)
+        one.info = replace(one.info, total_pages=40, max_sequences=8, max_queued_tokens=400)
+        return one
+
+    def usable(self, role: Role) -> list[Known]:
+        return self.members[role]
+
+    def stale_at(self, member: Known) -> float:
+        return member.seen_at + STALE_AFTER_S
+
+
+class Slow:
+    """Counts as router.admission did before sums were kept: by looking at everything that holds a ticket."""
+
+    def __init__(self) -> None:
+        self.seated: dict[Admitted[Known], float] = {}
+        self.accepted: dict[Admitted[Known], float] = {}
+        self.committed: set[Admitted[Known]] = set()
+
+    def decode(self, member: Known) -> tuple[int, int]:
+        unseen = [one for one, at in self.seated.items() if one.decode is member and not 0.0 < at <= member.seen_at]
+        return len(unseen), sum(one.demand.pages for one in unseen)
+
+    def prefill(self, member: Known) -> int:
+        mine = [(one, at) for one, at in self.accepted.items() if one.prefill is member and one not in self.committed]
+        return sum(one.demand.prefill_tokens for one, at in mine if not 0.0 < at <= member.seen_at)
+
+
+def compare(views: PoolViews[Known], slow: Slow, pools: Pools, now: float) -> None:
+    views.refresh(now)
+    for view, member in zip(views.decode.views, pools.members[Role.DECODE], strict=True):
+        assert view.member == member.info.name and view.free_pages == member.load.free_pages
+        assert (view.inflight_sequences, view.inflight_pages) == slow.decode(member)
+        assert view.stale == (pools.stale_at(member) < now)
+        assert view.draining or view.free_pages - view.inflight_pages <= views.room.pages
+    for source, member in zip(views.prefill.views, pools.members[Role.PREFILL], strict=True):
+        assert source.inflight_tokens == slow.prefill(member)
+        assert source.stale == (pools.stale_at(member) < now)
+        left = source.max_queued_tokens - source.waiting_tokens - source.inflight_tokens
+        assert source.draining or views.room.tokens is None or left <= views.room.tokens
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 1 << 30))
+def test_views_that_are_kept_are_what_a_walk_over_all_tickets_gives(seed: int) -> None:
+    dice, pools, slow, now = random.Random(seed), Pools(), Slow(), 1.0
+    gate = Turnstile(pools, AdmissionSettings(QueueLimits(), Limits()), dice)
+    places: list[Place[Known]] = []
+    for step in range(80):
+        now += dice.choice((0.01, 0.5, 4.0))
+        held = [place for place in places if place.admitted is not None]
+        match dice.randrange(7):
+            case 0 | 1:
+                waiting = Waiting(f"r{step}", "tenant", 0, 50, now)
+                places.append(Place(waiting, 50, dice.choice((10, 200)), AttemptKey(f"r{step}", 1)))
+                gate.enter(places[-1])
+            case 2 if held:
+                admitted = dice.choice(held).admitted
+                assert admitted is not None
+                if slow.seated[admitted] == 0.0:
+                    gate.seated(admitted, now)
+                    slow.seated[admitted] = now
+                    gate.accepted(admitted, now)
+                    slow.accepted[admitted] = now
+            case 3 if held:
+                place = dice.choice(held)
+                assert place.admitted is not None
+                slow.committed.add(place.admitted)
+                gate.committed(place, now)
+            case 4 if places:
+                place = places.pop(dice.randrange(len(places)))
+                if place.admitted is not None:
+                    slow.seated.pop(place.admitted), slow.accepted.pop(place.admitted)
+                gate.leave(place, now)
+            case 5:
+                member = dice.choice(pools.members[dice.choice(list(Role))])
+                now += 0.001
+                free, waits = dice.randrange(41), dice.randrange(300)
+                member.load = MemberLoad(free_pages=free, waiting_tokens=waits, draining=not dice.randrange(5))
+                member.seen_at = now
+                now += 0.001
+            case 6 if not dice.randrange(4):
+                role, number = dice.choice(list(Role)), dice.randrange(3)
+                if all(place.admitted is None for place in places):
+                    pools.members[role][number] = Pools.make(role, number)
+                    pools.members[role][number].seen_at = now
+        for place in gate.look(now):
+            assert place.admitted is not None
+            slow.seated[place.admitted] = slow.accepted[place.admitted] = 0.0
+        compare(gate._views, slow, pools, now)
+        assert gate.check() == []
+
+
+def test_what_was_sent_is_forgotten_when_news_count_it() -> None:
+    unseen = Unseen()
+    for key, pages in (("a", 1), ("b", 2), ("c", 4)):
+        unseen.add(key, Sent(pages, 10 * pages))
+    unseen.taken("a", 1.0)
+    unseen.taken("b", 2.0)
+    unseen.taken("never", 2.0)
+    unseen.settle(1.0)
+    assert (unseen.pages, unseen.tokens, unseen.sequences) == (6, 60, 2)
+    unseen.discard("b")
+    unseen.discard("b")
+    unseen.settle(9.0)
+    assert (unseen.pages, unseen.sequences, bool(unseen)) == (4, 1, True)  # what is on the way is in no news
+    unseen.discard("c")
+    assert (unseen.pages, unseen.tokens, unseen.sequences, bool(unseen)) == (0, 0, 0, False)
