@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -192,8 +193,15 @@ def install(python: Path, folder: Path) -> None:
     packages = next((folder / "lib").glob("python3*/site-packages"))
     _pip(python, log, PipReader(status, packages), "--upgrade", PIP)
     _pip(python, log, PipReader(status, packages), "--progress-bar", "raw", "--editable", f"{ROOT}[dev]")
+    _pip(python, log, PipReader(status, packages), "--no-deps", *_alone())
     status.done()
     print(f"  installed in {status.elapsed_s:.0f} s", flush=True)
+
+
+def _alone() -> list[str]:
+    """Packages of pyproject's `grammar` extra: what they ask for beside what is there is left out (see pyproject.toml)."""
+    found: list[str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["grammar"]
+    return found
 
 
 def _pip(python: Path, log: Path, reader: PipReader, *arguments: str) -> None:
@@ -245,6 +253,16 @@ def prove(python: Path, folder: Path) -> None:
         raise SetupFailed(f"the command was not installed; remove {folder} and run it again")
 
 
+def compile_kernels(python: Path) -> None:
+    """For the CPU of this machine. Without a compiler Tandem runs all the same, slower."""
+    print("==> compiling the native kernels", flush=True)
+    made = subprocess.run([str(python), "-m", "engine.native"], check=False, capture_output=True, text=True, cwd=ROOT)
+    said = (made.stdout if made.returncode == 0 else made.stderr).strip().splitlines()
+    print(f"  {said[-1] if said else 'no word why'}", flush=True)
+    if made.returncode != 0:
+        print("  torch computes instead; with a C++ compiler (on Debian: apt-get install g++) steps are faster", flush=True)
+
+
 def main() -> int:
     """0 when the environment is whole."""
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else ".venv").absolute()
@@ -253,6 +271,7 @@ def main() -> int:
         python = make_environment(folder)
         install(python, folder)
         prove(python, folder)
+        compile_kernels(python)
     except SetupFailed as failure:
         print(f"\nsetup: {failure}", file=sys.stderr)
         return 1
