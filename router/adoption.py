@@ -33,10 +33,12 @@ _FIRST_NO = 1
 
 @dataclass(frozen=True, slots=True)
 class AdoptionLimits:
-    """`grace_s`: for the client of an adopted request to come back, in seconds. `most_at_once`: adoptions under way."""
+    """`grace_s`: for the client of an adopted request to come back, in seconds. `most_at_once`: adoptions under way.
+    `most_undecided`: those of which the store has not told whether it carried them out; with so many, no other begins."""
 
     grace_s: float = 10.0
     most_at_once: int = 64
+    most_undecided: int = 1024
 
 
 class Adopter:
@@ -50,12 +52,18 @@ class Adopter:
         self._limits = limits
         self._room = asyncio.Semaphore(limits.most_at_once)
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        # Asked of the store and not answered: this router may be the owner in the record, and then nobody else takes it over.
+        self._undecided: dict[str, Orphan] = {}
 
     def __len__(self) -> int:
         return len(self._tasks)
 
     async def adopt_all(self, orphans: Sequence[Orphan]) -> None:
-        """Takes over what can be taken over. Raises StoreUnavailable when the store went away meanwhile."""
+        """Takes over what can be, first what is undecided. Raises StoreUnavailable when the store went away meanwhile."""
+        await self._adopt_each(tuple(self._undecided.values()))
+        await self._adopt_each(orphans)
+
+    async def _adopt_each(self, orphans: Sequence[Orphan]) -> None:
         outcomes = await asyncio.gather(*(self.adopt(one) for one in orphans), return_exceptions=True)
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
@@ -63,7 +71,10 @@ class Adopter:
 
     async def adopt(self, orphan: Orphan) -> None:
         """Takes one over, or ends it, unless its router lives or another one has it. Raises StoreUnavailable."""
-        if self._routes.draining or self._routes.get(orphan.request_id) is not None:
+        if self._routes.get(orphan.request_id) is not None:
+            self._undecided.pop(orphan.request_id, None)
+            return
+        if self._routes.draining:
             return
         task = self._tasks.get(orphan.request_id)
         if task is None:
@@ -86,7 +97,13 @@ class Adopter:
 
     async def _adopt(self, orphan: Orphan) -> None:
         async with self._room:
+            known = orphan.request_id in self._undecided
+            if not known and len(self._undecided) >= self._limits.most_undecided:
+                return
+            self._undecided[orphan.request_id] = orphan
             result = await self._cell.store.adopt(orphan)
+            if not known or result.outcome is not AdoptOutcome.UNTIMELY:
+                self._undecided.pop(orphan.request_id, None)
             if result.outcome is not AdoptOutcome.ADOPTED or result.record is None:
                 return
             record = result.record

@@ -153,6 +153,7 @@ class Ledger:
         try:
             result = await self._cell.store.adopt(Orphan(known.request_id, known.router), seatless=True)
         except StoreUnavailable as away:
+            self._unanswered.add(known.request_id)  # it may be this router's now
             raise endings.store_away(away.retry_after_s) from None
         left = result.record
         if left is None:

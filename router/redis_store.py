@@ -273,7 +273,7 @@ class RedisStore:
     async def adopt(self, orphan: Orphan, *, seatless: bool = False) -> AdoptResult:
         """See `Store`."""
         if not self._may_bury():
-            return AdoptResult(AdoptOutcome.ALIVE)
+            return AdoptResult(AdoptOutcome.UNTIMELY)
         keys, request_id, router = self._keys, _checked(orphan.request_id), orphan.router
         reply = await self._json(
             "adopt",

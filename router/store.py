@@ -177,7 +177,9 @@ class AdoptOutcome(Enum):
     ADOPTED = "adopted"
     """The request is this router's now."""
     ALIVE = "alive"
-    """Its owner lives, or this router is in no position to judge that."""
+    """Its owner lives."""
+    UNTIMELY = "untimely"
+    """This router is in no position to judge whether its owner lives: the store was not asked."""
     GONE = "gone"
     """It has ended, or another router owns it."""
 

@@ -14,16 +14,18 @@ from lifecycle.states import Event, State
 from router.cell import Cell
 from router.keeping import UnansweredCreates, UnwrittenEnds
 from router.ledger import KnownRequest, Ledger
+from router.redis_link import RedisSettings
 from router.redis_store import RedisStore
 from router.stop import Stop
 from router.store import Orphan
 from router.without_store import Outage
+from rpc.status import StatusError
 from tandem.pools.v1 import decode_pb2, decode_pb2_grpc, grant_pb2
 from tandem.v1 import inference_pb2 as pb
 from telemetry.registry import MetricsRegistry
 from telemetry.router_metrics import RouterMetrics
 from tests.redis_server import Clock, MakeStore, cell, clock, holds, make_store, new_record, pages, ready_to_reap, redis_url
-from tests.router_world import World, request, router_world, until
+from tests.router_world import Link, World, request, router_world, until
 
 __all__ = ["cell", "clock", "make_store", "redis_url"]
 
@@ -78,6 +80,20 @@ async def test_b17_a_router_that_only_lost_its_store_hands_its_readers_over(redi
         assert record.sent_bytes == len(TEXT) and record.usage.returned_tokens == 8
         assert len(world.decode.opens) == 1
         assert (await world.client.get("r1")) == record
+
+
+async def test_a_router_that_did_not_hear_that_it_owns_a_request_asks_again(redis_url: str, cell: str) -> None:
+    """The store has carried the adoption out and its answer was lost: a living router owns the record, so nobody else comes."""
+    async with cut_off(redis_url, cell) as (world, call, seen):
+        world.links[1].lost.add("adopt")
+        await until(lambda: _adopted(world), 1, 15)
+        assert not world.links[1].lost
+        world.links[0].cut = False
+        world.decode.script.output.release()
+        rest = [event async for event in _rest(call)]
+        assert [event.sequence_no for event in [*seen, *rest]] == list(range(len(seen) + len(rest)))
+        record = await world.client.get("r1")
+        assert (record.state, record.attempt) == (pb.REQUEST_STATE_FINISHED, 1) and record.router.startswith("router-1@")
 
 
 async def test_a_reaper_adopts_and_a_client_that_does_not_come_back_has_left(redis_url: str, cell: str) -> None:
@@ -205,6 +221,27 @@ async def test_b18_a_request_that_never_got_a_seat_is_begun_anew_by_who_asks_aga
     assert (books.reserved, books.live_requests, books.faults) == ({"pages:member:decode-0": 6} if room else {}, 3, ())
 
 
+async def test_a_request_that_was_taken_over_unheard_runs_when_it_is_asked_for_again(
+    make_store: MakeStore, redis_url: str, cell: str, clock: Clock
+) -> None:
+    """The store has made this router its owner, and the answer was lost: nobody else would come for it."""
+    here = make_store("router-a")
+    await here.create(new_record("r1"))
+    await here.leave()
+    link = Link(RedisSettings(url=redis_url, cell=cell), lambda *_: None)
+    there = RedisStore(link.settings, "router-b", link=link, clock=clock)
+    await ready_to_reap(there, clock)
+    link.lost.add("adopt")
+    unanswered = UnansweredCreates(there)
+    with pytest.raises(StatusError):
+        await ledger(there, "r1", unanswered).create()
+    again = ledger(there, "r1", unanswered)
+    await again.create()
+    assert again.created and again.record.router == "router-b"
+    await again.close()
+    await there.close()
+
+
 async def test_an_end_that_an_adopter_wrote_is_not_told_to_readers_who_lack_what_came_before(
     make_store: MakeStore, clock: Clock
 ) -> None:
@@ -225,14 +262,14 @@ async def test_an_end_that_an_adopter_wrote_is_not_told_to_readers_who_lack_what
     assert late.disowned and late.goes_on
 
 
-def ledger(store: RedisStore, request_id: str) -> Ledger:
+def ledger(store: RedisStore, request_id: str, unanswered: UnansweredCreates | None = None) -> Ledger:
     """Of a router that was asked for this request."""
     adoptions = RouterMetrics(MetricsRegistry("router", "1", "boot")).adoptions
     cell = SimpleNamespace(
         store=store,
         outage=Outage.REFUSE,
         unwritten=UnwrittenEnds(store),
-        unanswered=UnansweredCreates(store),
+        unanswered=unanswered or UnansweredCreates(store),
         metrics=SimpleNamespace(adoptions=adoptions),
     )
     return Ledger(cast(Cell, cell), new_record(request_id, store.router), Stop())

@@ -366,7 +366,7 @@ async def test_requests_that_may_have_their_seat_are_spared_and_taken_over_once(
     assert taken.record.cancel_requested_at == 1006.0 and taken.record.rpc_bound and taken.holds.placement == HELD.placement
     assert [(claim.budget.label, claim.amount) for claim in taken.holds.claims] == [("pages:member:decode-0", 5)]
     assert await there.adopt(orphan) == taken, "an answer that was lost"
-    assert (await make_store("router-c").adopt(orphan)).outcome is AdoptOutcome.ALIVE, "it holds no lease of its own"
+    assert (await make_store("router-c").adopt(orphan)).outcome is AdoptOutcome.UNTIMELY, "it holds no lease of its own"
     await here.heartbeat()
     assert (await here.advance(record)).outcome is WriteOutcome.OTHER_OWNER
     assert (await here.finish(finished(record))).outcome is WriteOutcome.OTHER_OWNER

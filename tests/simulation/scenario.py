@@ -224,6 +224,9 @@ def draw(seed: int) -> Scenario:
     prefixes = random.Random(f"prefixes {seed}")
     if prefixes.random() < 0.6:
         clients = _relatives(prefixes, clients)
+    crowd = random.Random(f"a crowd {seed}")
+    if crowd.random() < 0.1:
+        clients = _crowd(crowd, shape, clients)
     return Scenario(seed, shape, weather, clients, faults)
 
 
@@ -359,6 +362,19 @@ def _relatives(rng: random.Random, clients: tuple[ClientPlan, ...]) -> tuple[Cli
             client = replace(client, prompt=prompt, at_s=at_s)
         told.append(client)
     return tuple(sorted(told, key=lambda one: int(one.request_id.rpartition("-")[2])))
+
+
+def _crowd(rng: random.Random, shape: Shape, clients: tuple[ClientPlan, ...]) -> tuple[ClientPlan, ...]:
+    """Everyone at once, with much to say: most wait for room, and some are cancelled while they do."""
+    begins_s = rng.uniform(0.1, 2.0)
+    crowd = []
+    for client in clients:
+        at_s = begins_s + 0.05 * rng.random()
+        cancels = client.cancels
+        if rng.random() < 0.5:
+            cancels = (Cancel(rng.uniform(0.05, 1.0), rng.randrange(shape.routers), rng.random() < 0.5),)
+        crowd.append(replace(client, at_s=at_s, max_output_tokens=50, cancels=cancels))
+    return tuple(crowd)
 
 
 def _late_write(rng: random.Random, name: str, at_s: float, script: str, late: Late | None = None) -> Fault:
