@@ -40,24 +40,28 @@ def allocate_slab(units: int, unit_bytes: int, device: str = "cpu") -> Slab:
     """Zeroed, resident memory for `units` units, starting at a 2 MiB border.
 
     Every byte is written once here, so no step pays for a page fault, and a remote write never meets memory
-    that does not exist yet. On the host the memory is anonymous and asks for huge pages where the kernel has them.
+    that does not exist yet. On the host it is memory of `host_bytes`.
     Raises ValueError for sizes below 1 and MemoryError when the machine does not have that much.
     """
     if units < 1 or unit_bytes < 1:
         raise ValueError(f"units is {units} and unit_bytes is {unit_bytes}; both must be at least 1")
     size_bytes = units * unit_bytes
-    raw = _host_bytes(size_bytes + ALIGNMENT_BYTES) if device == "cpu" else _device_bytes(size_bytes + ALIGNMENT_BYTES, device)
+    raw = host_bytes(size_bytes + ALIGNMENT_BYTES) if device == "cpu" else _device_bytes(size_bytes + ALIGNMENT_BYTES, device)
     start = -raw.data_ptr() % ALIGNMENT_BYTES
     data = raw[start : start + size_bytes]
     data.zero_()
     return Slab(SlabMemory(data.data_ptr(), size_bytes, unit_bytes), data)
 
 
-def _host_bytes(size_bytes: int) -> torch.Tensor:
+def host_bytes(size_bytes: int) -> torch.Tensor:
+    """Anonymous memory as a tensor (uint8) that keeps it alive; it asks for huge pages where the kernel has them.
+
+    Raises MemoryError when the machine does not have that much.
+    """
     try:
         region = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, ValueError, OverflowError) as error:
-        raise MemoryError(f"cannot map {size_bytes} bytes for a slab: {error}; lower the number of pages") from error
+        raise MemoryError(f"cannot map {size_bytes} bytes: {error}; lower the number of pages") from error
     # A slab that fills no huge page would only pay for the zeroing of one.
     if hasattr(mmap, "MADV_HUGEPAGE") and size_bytes >= 2 * ALIGNMENT_BYTES:
         # A kernel without transparent huge pages refuses; small pages work as well.

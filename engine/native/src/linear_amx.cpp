@@ -14,9 +14,11 @@ constexpr int TILE_ROWS = 16;
 constexpr int TILE_ELEMENTS = 512;
 constexpr int TILE_BYTES = 1024;
 constexpr int LINE_BYTES = 64;
-// Weights that stay in the second-level cache while all rows pass by.
-constexpr int64_t BLOCK_BYTES = 512 * 1024;
+// Weights that stay in the second-level cache while all rows pass by, and those that come next beside them.
+constexpr int64_t BLOCK_BYTES = 256 * 1024;
 constexpr int64_t STREAM_AHEAD_BYTES = 12 * 1024;
+constexpr int HALF_SUMS = TILE_ROWS * LANES;
+constexpr int GROUP_SUMS = 2 * HALF_SUMS;
 
 // Tiles 0 to 3 are sums (two groups of rows, two halves of a panel), 4 and 5 rows of x, 6 and 7 the weights.
 void configure(int tile_rows) {
@@ -33,9 +35,86 @@ static inline void prefetch_block(const char* from) {
     for (int line = 0; line < 2 * TILE_BYTES; line += LINE_BYTES) _mm_prefetch(from + line, _MM_HINT_T0);
 }
 
-// The sums of one panel for one or two groups of rows, written to sums[group][half][row][16].
-template <bool TWO, bool PREFETCH>
-void multiply(const bf16* weights, const bf16* first, const bf16* second, int64_t x_stride, int blocks, float* sums) {
+// What comes behind a block of weights, fetched into the second-level cache bit by bit while the block is used: the next block,
+// or the weight that lies behind this one (see engine/native/arena.py). Fetching from where nothing lies does nothing.
+class Ahead {
+  public:
+    // bytes: of what comes next, over so many steps.
+    void begin(const bf16* from, int64_t bytes, int64_t steps) {
+        at_ = reinterpret_cast<const char*>(from);
+        end_ = at_ + bytes;
+        step_bytes_ = (bytes / steps + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES;
+    }
+    void step() {
+        if (at_ >= end_) return;
+        for (int64_t line = 0; line < step_bytes_; line += LINE_BYTES) _mm_prefetch(at_ + line, _MM_HINT_T1);
+        at_ += step_bytes_;
+    }
+
+  private:
+    const char* at_ = nullptr;
+    const char* end_ = nullptr;
+    int64_t step_bytes_ = 0;
+};
+
+// Rows in groups of one size, the last ones overlapping when the size does not divide their number: a row that is computed
+// twice gives the same result twice.
+struct Groups {
+    int rows;   // in a group
+    int count;  // of groups
+    int total;  // rows of all
+
+    explicit Groups(int total_rows) : total(total_rows) {
+        count = (total + TILE_ROWS - 1) / TILE_ROWS;
+        rows = (total + count - 1) / count;
+    }
+    int begin(int group) const { return std::min(group * rows, total - rows); }
+};
+
+// The sums of the panel before, which become results while the matrix unit works on the next one.
+template <Finish FINISH>
+class Finisher {
+  public:
+    // rows: in a group.
+    Finisher(const Weight& weight, const Product& product, int rows) : weight_(weight), product_(product), rows_(rows) {
+        const int steps = weight.inputs / INPUT_BLOCK;
+        step_ = (2 * rows + steps - 1) / steps;
+    }
+
+    // Where the sums of a panel go, [group][half][row][16]; then they are due.
+    float* sums() { return sums_[turn_]; }
+    void due(int panel, int first_row, int second_row, int groups) {
+        all();
+        panel_ = panel, row_[0] = first_row, row_[1] = second_row;
+        done_ = 0, due_ = groups * rows_;
+        from_ = sums_[turn_];
+        turn_ ^= 1;
+    }
+    void step() { upto(std::min(done_ + step_, due_)); }
+    void all() { upto(due_); }
+
+  private:
+    void upto(int end) {
+        for (; done_ < end; ++done_) {
+            const int group = done_ >= rows_, row = done_ - group * rows_;
+            const float* first = from_ + group * GROUP_SUMS + row * LANES;
+            finish_full_or_part<FINISH>(weight_, product_, panel_, row_[group] + row, 1, first, first + HALF_SUMS);
+        }
+    }
+
+    const Weight& weight_;
+    const Product& product_;
+    const int rows_;
+    int step_, panel_ = 0, row_[2] = {}, done_ = 0, due_ = 0, turn_ = 0;
+    const float* from_ = nullptr;
+    alignas(64) float sums_[2][2 * GROUP_SUMS];
+};
+
+// The sums of one panel for one or two groups of rows, written to sums[group][half][row][16]. `between` is called between the
+// inputs, for work that other units do meanwhile.
+template <bool TWO, bool PREFETCH, class Between>
+static inline void multiply(const bf16* weights, const bf16* first, const bf16* second, int64_t x_stride, int blocks, float* sums,
+                            Between between) {
     const int64_t stride = x_stride * static_cast<int64_t>(sizeof(bf16));
     _tile_zero(0);
     _tile_zero(1);
@@ -56,69 +135,89 @@ void multiply(const bf16* weights, const bf16* first, const bf16* second, int64_
             _tile_dpbf16ps(3, 5, 7);
         }
         weights += 2 * TILE_ELEMENTS;
+        between();
     }
     _tile_stored(0, sums, LINE_BYTES);
-    _tile_stored(1, sums + 256, LINE_BYTES);
+    _tile_stored(1, sums + HALF_SUMS, LINE_BYTES);
     if constexpr (TWO) {
-        _tile_stored(2, sums + 512, LINE_BYTES);
-        _tile_stored(3, sums + 768, LINE_BYTES);
+        _tile_stored(2, sums + GROUP_SUMS, LINE_BYTES);
+        _tile_stored(3, sums + GROUP_SUMS + HALF_SUMS, LINE_BYTES);
     }
     tile_fence();
 }
 
-// Rows in groups of one size, the last ones overlapping when the size does not divide their number: a row that is computed
-// twice gives the same result twice.
-struct Groups {
-    int rows;   // in a group
-    int count;  // of groups
-    int total;  // rows of all
+// A product by one part: blocks of panels, and for each all rows.
+template <Finish FINISH>
+class Linear {
+  public:
+    Linear(const Weight& weight, const Product& product)
+        : weight_(weight), product_(product), groups_(product.rows), finisher_(weight, product, groups_.rows),
+          panel_elements_(static_cast<int64_t>(PANEL) * weight.inputs), steps_(weight.inputs / INPUT_BLOCK) {}
 
-    explicit Groups(int total_rows) : total(total_rows) {
-        count = (total + TILE_ROWS - 1) / TILE_ROWS;
-        rows = (total + count - 1) / count;
+    void run(Share share) {
+        const int64_t panel_bytes = panel_elements_ * static_cast<int64_t>(sizeof(bf16));
+        const int block = static_cast<int>(std::max<int64_t>(1, BLOCK_BYTES / panel_bytes));
+        const int64_t pairs = (groups_.count + 1) / 2;
+        configure(groups_.rows);
+        for (int begin = share.begin; begin < share.end; begin += block) {
+            const int end = std::min(begin + block, share.end);
+            // With one pair of groups the weights stream as they are used.
+            if (pairs > 1)
+                ahead_.begin(weight_.panels + end * panel_elements_, block * panel_bytes, (end - begin) * steps_ * pairs);
+            take_block({begin, end});
+        }
+        finisher_.all();
+        _tile_release();
     }
-    int begin(int group) const { return std::min(group * rows, total - rows); }
+
+  private:
+    // The first rows fetch the weights, the others find them in the cache.
+    void take_block(Share panels) {
+        for (int group = 0; group < groups_.count; group += 2) {
+            const bool two = group + 1 < groups_.count;
+            if (group == 0)
+                two ? take_panels<true, true>(group, panels) : take_panels<false, true>(group, panels);
+            else
+                two ? take_panels<true, false>(group, panels) : take_panels<false, false>(group, panels);
+        }
+    }
+
+    // All panels of a block for one group of rows or two.
+    template <bool TWO, bool PREFETCH>
+    void take_panels(int group, Share panels) {
+        const int row = groups_.begin(group), next = TWO ? groups_.begin(group + 1) : row;
+        const bf16* first = product_.x + row * product_.x_stride;
+        const bf16* second = product_.x + next * product_.x_stride;
+        for (int panel = panels.begin; panel < panels.end; ++panel) {
+            multiply<TWO, PREFETCH>(weight_.panels + panel * panel_elements_, first, second, product_.x_stride, steps_,
+                                    finisher_.sums(), [this] {
+                                        finisher_.step();
+                                        ahead_.step();
+                                    });
+            finisher_.due(panel, row, next, TWO ? 2 : 1);
+        }
+    }
+
+    const Weight& weight_;
+    const Product& product_;
+    const Groups groups_;
+    Finisher<FINISH> finisher_;
+    Ahead ahead_;
+    const int64_t panel_elements_;
+    const int steps_;
 };
-
-// All panels of a block for one group of rows or two.
-template <bool TWO, bool PREFETCH>
-void multiply_panels(const Weight& weight, const Product& product, const Groups& groups, int group, Share panels) {
-    alignas(64) float sums[1024];
-    const int64_t panel_elements = static_cast<int64_t>(PANEL) * weight.inputs;
-    const int row = groups.begin(group), next = TWO ? groups.begin(group + 1) : row;
-    const bf16* first = product.x + row * product.x_stride;
-    const bf16* second = product.x + next * product.x_stride;
-    for (int panel = panels.begin; panel < panels.end; ++panel) {
-        multiply<TWO, PREFETCH>(weight.panels + panel * panel_elements, first, second, product.x_stride,
-                                weight.inputs / INPUT_BLOCK, sums);
-        finish_rows(weight, product, panel, row, groups.rows, sums, sums + 256);
-        if constexpr (TWO) finish_rows(weight, product, panel, next, groups.rows, sums + 512, sums + 768);
-    }
-}
-
-// The first rows fetch the weights, the others find them in the cache.
-void multiply_block(const Weight& weight, const Product& product, const Groups& groups, Share panels) {
-    for (int group = 0; group < groups.count; group += 2) {
-        const bool two = group + 1 < groups.count;
-        if (group == 0)
-            (two ? multiply_panels<true, true> : multiply_panels<false, true>)(weight, product, groups, group, panels);
-        else
-            (two ? multiply_panels<true, false> : multiply_panels<false, false>)(weight, product, groups, group, panels);
-    }
-}
 
 }  // namespace
 
 void linear(const Weight& weight, const Product& product, int part, int parts) {
     if (product.rows == 0) return;
     const Share share = share_of(panels_of(weight, product.finish), part, parts);
-    const Groups groups(product.rows);
-    const int64_t panel_bytes = static_cast<int64_t>(PANEL) * weight.inputs * static_cast<int64_t>(sizeof(bf16));
-    const int block = static_cast<int>(std::max<int64_t>(1, BLOCK_BYTES / panel_bytes));
-    configure(groups.rows);
-    for (int begin = share.begin; begin < share.end; begin += block)
-        multiply_block(weight, product, groups, {begin, std::min(begin + block, share.end)});
-    _tile_release();
+    switch (product.finish) {
+        case Finish::ROUND: return Linear<Finish::ROUND>(weight, product).run(share);
+        case Finish::ADD: return Linear<Finish::ADD>(weight, product).run(share);
+        case Finish::SWIGLU: return Linear<Finish::SWIGLU>(weight, product).run(share);
+        case Finish::FLOAT: return Linear<Finish::FLOAT>(weight, product).run(share);
+    }
 }
 
 }  // namespace tandem
