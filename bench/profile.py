@@ -17,6 +17,7 @@ STEP_PART = "tandem_decode_step_part_seconds"
 STEP_SEQUENCES = "tandem_decode_step_sequences"
 PREFILL_STEP = "tandem_prefill_step_seconds"
 PREFILL_TOKENS = "tandem_prefill_step_tokens"
+LENT_STEPS = ("tandem_decode_lent_steps", "tandem_prefill_lent_steps")
 MODEL_PARTS = {"decode": "tandem_decode_model_part_seconds", "prefill": "tandem_prefill_model_part_seconds"}
 PHASE = "tandem_router_phase_seconds"
 END_TO_END = "tandem_router_end_to_end_seconds"
@@ -95,6 +96,13 @@ def step_table(sums: Sums, seconds: float) -> str:
             f" {sums.count(PREFILL_STEP):.0f} prefill steps of {sums.mean(PREFILL_TOKENS):.0f} tokens, {prefill:.1f} ms each: "
             f"{_share(sums.sum(PREFILL_STEP), seconds)} of the time."
         )
+    lent = [
+        f"{_share(sums.sum(name), sums.count(of))} of {kind} steps"
+        for kind, name, of in (("decode", LENT_STEPS[0], STEP), ("prefill", LENT_STEPS[1], PREFILL_STEP))
+        if sums.sum(name)
+    ]
+    if lent:
+        words += f" Threads of a member with nothing to compute were used by {' and '.join(lent)}."
     return f"{words}\n\n{table(('part of a decode step', 'mean ms', 'share of the step'), rows)}"
 
 

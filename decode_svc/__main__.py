@@ -23,7 +23,9 @@ def main() -> int:
 
     def build(frame: Frame) -> DecodeService:
         ref = models.resolve(settings.model)
-        parts = Parts(partial(load_runner, settings, ref), partial(models.load_tokenizer, ref), NixlReceiver, ref.name)
+        parts = Parts(
+            partial(load_runner, settings, ref, frame.name), partial(models.load_tokenizer, ref), NixlReceiver, ref.name
+        )
         return DecodeService(frame, settings, parts)
 
     return run_member(build, settings, "decode")

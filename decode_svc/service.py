@@ -164,7 +164,8 @@ class DecodeService:
         self._grammars = member_grammars(parts.make_compiler, tokenizer, size, limits, self._metrics)
         self._servicer.open(Opener(me, tokenizer, self._grammars))
         self._metrics.gauges_from(self._gauges)
-        self._metrics.model_parts_from(lambda: runner.statistics().model_part_seconds)
+        statistics = runner.statistics
+        self._metrics.model_from(lambda: statistics().model_part_seconds, lambda: statistics().lent_steps)
         self._looking = lasting(asyncio.create_task(self._look_after(), name="decode-look-after"), self._crashed)
         self._engine.start()
 

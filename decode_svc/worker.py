@@ -126,6 +126,7 @@ class DecodeWorker:
         """Take commands in, run a step if there is one, publish; True when a step ran."""
         begun = self.begin()
         if begun is None:
+            self._runner.rest()
             return False
         self.settle(self.compute(begun))
         return True

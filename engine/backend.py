@@ -69,8 +69,11 @@ class Setup:
 class WholeStep(Protocol):
     """A decoder step as one call."""
 
-    def __call__(self, step: Step, marks: LayerMarks | None) -> torch.Tensor:
-        """Write the KV of all rows, telling the marks; float32 logits [R, vocabulary] of step.logit_rows."""
+    def __call__(self, step: Step, marks: LayerMarks | None, spare_threads: int) -> torch.Tensor:
+        """Write the KV of all rows, telling the marks; float32 logits [R, vocabulary] of step.logit_rows.
+
+        spare_threads: how many it may use beside the backend's own; the result is the same, bit for bit.
+        """
         ...
 
     def part_seconds(self) -> Mapping[str, float]:

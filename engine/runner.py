@@ -9,6 +9,7 @@ import torch
 from engine.backend import AUTO, Registry
 from engine.backend_check import BACKENDS, choose_backends
 from engine.batch import Batch, LayerMarks
+from engine.core_share import Cores, OwnCores
 from engine.kernels import bound_kernels
 from engine.kv_groups import DTYPES, KvGroup, group_setup, kv_groups, layer_places
 from engine.layout import GroupLayout, Layout
@@ -35,12 +36,14 @@ class RunnerStatistics:
     """Since load: steps that ran, rows they computed, and steps that raised.
 
     model_part_seconds: where the time of steps went, by part of the model; empty where the backend does not count it.
+    lent_steps: those that used threads of other members, see engine.core_share.
     """
 
     steps: int
     rows: int
     failed_steps: int
     model_part_seconds: Mapping[str, float] = field(default_factory=dict)
+    lent_steps: int = 0
 
 
 class Runner(Protocol):
@@ -74,6 +77,10 @@ class Runner(Protocol):
         """
         ...
 
+    def rest(self) -> None:
+        """There is nothing to compute for now."""
+        ...
+
     def statistics(self) -> RunnerStatistics:
         """May be called from any thread."""
         ...
@@ -83,13 +90,20 @@ class ModelRunner:
     """Implements Runner with a real model on one device."""
 
     def __init__(
-        self, decoder: Decoder, layout: Layout, slabs: Sequence[Slab], limits: Sequence[StepLimits], backend: str
+        self,
+        decoder: Decoder,
+        layout: Layout,
+        slabs: Sequence[Slab],
+        limits: Sequence[StepLimits],
+        backend: str,
+        cores: Cores | None = None,
     ) -> None:
-        """slabs, limits: one for each KV group."""
+        """slabs, limits: one for each KV group. cores: what steps may use beside their own threads."""
         self.decoder = decoder
+        self._cores = cores or OwnCores()
         self._limits = tuple(limits)
         self._on_host = all(slab.data.device.type == "cpu" for slab in slabs)
-        self._steps = self._rows = self._failed_steps = 0
+        self._steps = self._rows = self._failed_steps = self._lent_steps = 0
         self.layout = layout
         self.slabs: tuple[SlabMemory, ...] = tuple(slab.memory for slab in slabs)
         self.slab_data: tuple[torch.Tensor, ...] = tuple(slab.data for slab in slabs)
@@ -111,6 +125,7 @@ class ModelRunner:
         device: str = "cpu",
         progress: Callable[[LoadProgress], None] | None = None,
         registry: Registry = BACKENDS,
+        cores: Cores | None = None,
     ) -> Self:
         """Read the weights, take the KV memory and choose a backend.
 
@@ -137,23 +152,27 @@ class ModelRunner:
             StepLimits(config.vocabulary_size, config.context_tokens, group.page_tokens, slab.memory.units, group.window)
             for group, slab in zip(layout.groups, slabs, strict=True)
         ]
-        return cls(Decoder(weights, chosen, layer_places(groups)), layout, slabs, limits, chosen[0].name)
+        return cls(Decoder(weights, chosen, layer_places(groups)), layout, slabs, limits, chosen[0].name, cores)
 
     def run(self, batch: Batch, marks: LayerMarks | None = None) -> torch.Tensor:
         drafts_apart = batch.draft_tokens > 0 and not self.decoder.chunks_read_as_rows
         steps = build_steps(batch.singly() if drafts_apart else batch, self._limits)
         try:
-            with torch.inference_mode():
-                logits = self.decoder.forward(steps, marks if self._on_host else None).to("cpu")
+            with torch.inference_mode(), self._cores.borrowed() as spare_threads:
+                logits = self.decoder.forward(steps, marks if self._on_host else None, spare_threads).to("cpu")
         except (RuntimeError, MemoryError) as error:
             self._failed_steps += 1
             raise ModelError(f"a step of {batch.scheduled_sequences} sequences failed: {error}") from error
         self._steps += 1
+        self._lent_steps += spare_threads > 0
         self._rows += batch.scheduled_tokens
         return logits
 
+    def rest(self) -> None:
+        self._cores.rest()
+
     def statistics(self) -> RunnerStatistics:
-        return RunnerStatistics(self._steps, self._rows, self._failed_steps, self.decoder.part_seconds())
+        return RunnerStatistics(self._steps, self._rows, self._failed_steps, self.decoder.part_seconds(), self._lent_steps)
 
 
 def finite_rows(logits: torch.Tensor) -> list[bool]:

@@ -23,6 +23,14 @@ class MemberSettings(ServerSettings, kw_only=True, frozen=True, forbid_unknown_f
     dtype: Annotated[Literal["bfloat16", "float32"], setting("Type of weights and KV.")] = "bfloat16"
     backend: Annotated[str, setting("Engine backend.", min_length=1, max_length=64)] = "auto"
     threads: Annotated[int, setting("Threads of the engine's arithmetic; 0: one for each core.", ge=0, le=1024)] = 0
+    core_share: Annotated[
+        str,
+        setting(
+            "Folder in which members of one machine tell one another whether they have work; a step also uses the threads of "
+            "those that have none. Unset: only its own.",
+            max_length=4096,
+        ),
+    ] = ""
     context_tokens: Annotated[
         int, setting("Most tokens of prompt and output together; 0: the model's own limit.", "tokens", ge=0, le=100_000_000)
     ] = 0

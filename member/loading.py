@@ -1,7 +1,9 @@
 """The model that a member's settings ask for."""
 
 from functools import partial
+from pathlib import Path
 
+from engine.core_share import Cores, CoreShare, OwnCores
 from engine.layout import GroupLayout
 from engine.pages import MAX_PAGES
 from engine.runner import ModelRunner
@@ -9,8 +11,11 @@ from member.config import MemberSettings
 from models import ModelRef
 
 
-def load_runner(settings: MemberSettings, ref: ModelRef) -> ModelRunner:
-    """Weights, KV memory and backend, as `ModelRunner.load` says; takes seconds, so not on the event loop."""
+def load_runner(settings: MemberSettings, ref: ModelRef, name: str) -> ModelRunner:
+    """Weights, KV memory and backend, as `ModelRunner.load` says; takes seconds, so not on the event loop.
+
+    name: the member's. Raises ValueError, too, when the folder of `core_share` can not be used.
+    """
     return ModelRunner.load(
         ref,
         dtype=settings.dtype,
@@ -19,7 +24,17 @@ def load_runner(settings: MemberSettings, ref: ModelRef) -> ModelRunner:
         window_pages=partial(window_pages, settings),
         threads=settings.engine_threads,
         backend=settings.backend,
+        cores=_cores(settings, name),
     )
+
+
+def _cores(settings: MemberSettings, name: str) -> Cores:
+    if not settings.core_share:
+        return OwnCores()
+    try:
+        return CoreShare(Path(settings.core_share), name, settings.engine_threads)
+    except OSError as error:
+        raise ValueError(f"core_share is {settings.core_share}: {error}") from error
 
 
 def window_pages(settings: MemberSettings, group: GroupLayout) -> int:

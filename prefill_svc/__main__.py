@@ -23,7 +23,7 @@ def main() -> int:
 
     def build(frame: Frame) -> PrefillService:
         ref = models.resolve(settings.model)
-        return PrefillService(frame, settings, Parts(partial(load_runner, settings, ref), NixlSender, ref.name))
+        return PrefillService(frame, settings, Parts(partial(load_runner, settings, ref, frame.name), NixlSender, ref.name))
 
     return run_member(build, settings, "prefill")
 

@@ -114,7 +114,8 @@ class PrefillService:
         self._info = self._describe(runner, pools[0].usable_pages, context_tokens)
         self._servicer.open(Identity(self._frame.name, self._frame.incarnation, runner.layout.model_snapshot), source)
         self._metrics.gauges_from(self._gauges)
-        self._metrics.model_parts_from(lambda: runner.statistics().model_part_seconds)
+        statistics = runner.statistics
+        self._metrics.model_from(lambda: statistics().model_part_seconds, lambda: statistics().lent_steps)
         self._engine.start()
 
     def info(self) -> MemberInfo:

@@ -77,6 +77,7 @@ class PrefillWorker:
         """One turn; True when a step ran, so there may be more to do at once."""
         begun = self.begin()
         if begun is None:
+            self._runner.rest()
             return False
         self.settle(self.compute(begun))
         return True

@@ -45,6 +45,8 @@ class CellOptions:
     metrics_port: int = 0
     redis_url: str = ""
     threads: int = 1
+    #: Whether a member's step also uses the threads of members that have nothing to compute; all share this machine.
+    lend_cores: bool = True
     kv_tokens: int = 16_384
     context_tokens: int = 0
     transport: str = "tcp"
@@ -151,9 +153,11 @@ def running_cell(
 
 def _start(supervisor: Supervisor, options: CellOptions, view: StartView) -> Cell:
     store = None if options.redis_url else supervisor.spawn("store", ["router.store_process"], STORE_STOP)
+    cores = str((supervisor.folder / "cores").absolute()) if options.lend_cores else ""
     members = {
         role: tuple(
-            supervisor.spawn(f"{role}-{number}", _member_argv(role, number, options), MEMBER_STOP) for number in range(count)
+            supervisor.spawn(f"{role}-{number}", _member_argv(role, number, options, cores), MEMBER_STOP)
+            for number in range(count)
         )
         for role, count in (("prefill", options.prefill_members), ("decode", options.decode_members))
     }
@@ -174,13 +178,14 @@ def _wait(supervisor: Supervisor, children: Sequence[Child], timeout_s: float, w
     supervisor.wait_ready(children, timeout_s, lambda child: view.ready(child.name, child.address), view.tick)
 
 
-def _member_argv(role: str, number: int, options: CellOptions) -> list[str]:
+def _member_argv(role: str, number: int, options: CellOptions, cores: str) -> list[str]:
     flags = {
         "listen": "127.0.0.1:0",
         "name": f"{role}-{number}",
         "model": options.model,
         "dtype": options.dtype,
         "threads": options.threads,
+        "core-share": cores,
         "total-pages": -(-options.kv_tokens // PAGE_TOKENS) + 1,
         "page-tokens": PAGE_TOKENS,
         "context-tokens": options.context_tokens,

@@ -56,6 +56,9 @@ def up(
     redis_url: Annotated[str, typer.Option(help="redis://… of a server; empty starts an embedded one.")] = "",
     dtype: Annotated[Dtype, typer.Option(help="Type of weights and KV.")] = Dtype.BFLOAT16,
     threads: Annotated[int, typer.Option(min=1, max=1024, help="Threads of each member's engine.")] = 1,
+    lend_cores: Annotated[
+        bool, typer.Option(help="A member's step also uses the threads of members that have nothing to compute.")
+    ] = True,
     kv_tokens: Annotated[int, typer.Option(min=64, help="KV memory of each member, in tokens.")] = 16_384,
     context_tokens: Annotated[int, typer.Option(min=0, help="Most tokens of prompt and output; 0: the model's own limit.")] = 0,
     transport: Annotated[Transport, typer.Option(help="How NIXL moves pages: tcp, or cma (shared memory).")] = Transport.TCP,
@@ -74,8 +77,8 @@ def up(
     except BadOption as error:
         raise Failure(Exit.BAD_INPUT, str(error)) from None
     options = CellOptions(
-        model, dtype, prefill, decode, routers, listen, metrics_port, redis_url, threads, kv_tokens, context_tokens, transport,
-        otlp_endpoint, log_level, extra,
+        model, dtype, prefill, decode, routers, listen, metrics_port, redis_url, threads, lend_cores, kv_tokens, context_tokens,
+        transport, otlp_endpoint, log_level, extra,
     )  # fmt: skip
     tell = teller(as_json)
     with_local_cell(options, tell, partial(_watch, tell), logs)

@@ -93,8 +93,11 @@ class DecodeMetrics:
         self._grants(registry)
         self._moves(registry)
         self._grammars(registry)
-        self._model_parts = registry.computed(
-            (Computed("decode_model_part_seconds_total", "Inside the model, by part of a step.", "part", counter=True),)
+        self._model = registry.computed(
+            (
+                Computed("decode_model_part_seconds_total", "Inside the model, by part of a step.", "part", counter=True),
+                Computed("decode_lent_steps_total", "Steps that used threads of members with nothing to compute.", counter=True),
+            )
         )
         self._gauges = registry.computed(
             (
@@ -136,9 +139,9 @@ class DecodeMetrics:
             )
         )
 
-    def model_parts_from(self, provider: Callable[[], Mapping[str, float]]) -> None:
-        """Set who tells the seconds of each part of the model; called in the scrape's thread."""
-        self._model_parts.provide(lambda: {"decode_model_part_seconds_total": provider()})
+    def model_from(self, part_seconds: Callable[[], Mapping[str, float]], lent_steps: Callable[[], int]) -> None:
+        """Set who tells the seconds of each part of the model, and of steps with more threads; called in the scrape's thread."""
+        self._model.provide(lambda: {"decode_model_part_seconds_total": part_seconds(), "decode_lent_steps_total": lent_steps()})
 
     def gauges_from(self, provider: Callable[[], DecodeGauges]) -> None:
         """Set who tells the gauges; called in the scrape's thread."""

@@ -52,8 +52,11 @@ class PrefillMetrics:
         self.computed_tokens = registry.counter("prefill_computed_tokens_total", "Prompt tokens computed.")
         self._steps(registry)
         self._pushes(registry)
-        self._model_parts = registry.computed(
-            (Computed("prefill_model_part_seconds_total", "Inside the model, by part of a step.", "part", counter=True),)
+        self._model = registry.computed(
+            (
+                Computed("prefill_model_part_seconds_total", "Inside the model, by part of a step.", "part", counter=True),
+                Computed("prefill_lent_steps_total", "Steps that used threads of members with nothing to compute.", counter=True),
+            )
         )
         self._gauges = registry.computed(
             (
@@ -73,9 +76,11 @@ class PrefillMetrics:
             )
         )
 
-    def model_parts_from(self, provider: Callable[[], Mapping[str, float]]) -> None:
-        """Set who tells the seconds of each part of the model; called in the scrape's thread."""
-        self._model_parts.provide(lambda: {"prefill_model_part_seconds_total": provider()})
+    def model_from(self, part_seconds: Callable[[], Mapping[str, float]], lent_steps: Callable[[], int]) -> None:
+        """Set who tells the seconds of each part of the model, and of steps with more threads; called in the scrape's thread."""
+        self._model.provide(
+            lambda: {"prefill_model_part_seconds_total": part_seconds(), "prefill_lent_steps_total": lent_steps()}
+        )
 
     def gauges_from(self, provider: Callable[[], PrefillGauges]) -> None:
         """Set who tells the gauges; called in the scrape's thread."""

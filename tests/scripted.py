@@ -176,6 +176,9 @@ class ScriptedRunner:
             marks.told(1)
         return torch.stack(logits) if logits else torch.zeros(0, self.vocabulary_size)
 
+    def rest(self) -> None:
+        pass
+
     def statistics(self) -> RunnerStatistics:
         """See Runner."""
         return RunnerStatistics(len(self.batches), sum(batch.scheduled_tokens for batch in self.batches), 0)

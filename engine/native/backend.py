@@ -28,7 +28,7 @@ from engine.native.library import (
     open_library,
 )
 from engine.native.plan import Plan, plan
-from engine.native.whole_step import NativeStep
+from engine.native.whole_step import Engines, NativeStep
 from engine.step import Step
 from models.config import Activation
 
@@ -48,6 +48,7 @@ class NativeBackend:
         _check_geometry(setup)
         self._setup = setup
         self._library = library
+        self._threads = threads
         self._engine = library.engine(threads)
         self._geometry = _geometry(setup)
         self._pool = _pool(setup)
@@ -127,7 +128,8 @@ class NativeBackend:
         return self._product(x, head, FINISH_FLOAT, None)
 
     def whole_step(self, weights: ModelWeights) -> WholeStep:
-        return NativeStep(self._library, self._engine, self._setup.rope, self._geometry, self._pool, weights)
+        engines = Engines(self._library, self._threads, self._engine)
+        return NativeStep(self._library, engines, self._setup.rope, self._geometry, self._pool, weights)
 
     def _current(self) -> Plan:
         assert self._plan is not None, "begin() comes before the layers"

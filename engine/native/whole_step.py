@@ -14,14 +14,39 @@ from engine.native.plan import plan
 from engine.step import Step
 
 
+class Engines:
+    """The engine of a backend, and others for steps with more threads, made when they are first wanted. All have memory of
+    their own to work in."""
+
+    def __init__(self, library: Library, threads: int, own: Engine) -> None:
+        self._library, self._threads = library, threads
+        self._by_spare = {0: own}
+
+    def with_spare(self, threads: int) -> Engine:
+        """The one with so many threads more than the backend has; its own when the system has no more."""
+        engine = self._by_spare.get(threads)
+        if engine is None:
+            try:
+                engine = self._library.engine(self._threads + threads)
+            except OSError:
+                engine = self._by_spare[0]
+            self._by_spare = {**self._by_spare, threads: engine}
+        return engine
+
+    def operation_seconds(self) -> Mapping[str, float]:
+        """Where the time of all steps so far went. May be called from any thread."""
+        each = [engine.operation_seconds() for engine in {id(one): one for one in self._by_spare.values()}.values()]
+        return {name: sum(seconds[name] for seconds in each) for name in each[0]}
+
+
 class NativeStep:
     """Implements engine.backend.WholeStep. Keeps the tensors that the call reads."""
 
     def __init__(
-        self, library: Library, engine: Engine, rope: torch.Tensor, geometry: Geometry, pool: Pool, weights: ModelWeights
+        self, library: Library, engines: Engines, rope: torch.Tensor, geometry: Geometry, pool: Pool, weights: ModelWeights
     ) -> None:
         self._call = library.step
-        self._engine = engine
+        self._engines = engines
         self._kept = (weights, rope)
         self._layers = (Layer * len(weights.layers))(*(_layer(layer) for layer in weights.layers))
         self._vocabulary = weights.head.out_features
@@ -37,18 +62,19 @@ class NativeStep:
             head=describe(weights.head),
         )
 
-    def __call__(self, step: Step, marks: LayerMarks | None) -> torch.Tensor:
+    def __call__(self, step: Step, marks: LayerMarks | None, spare_threads: int) -> torch.Tensor:
         planned = plan(step)
         teller = _Teller(planned.arguments, marks)
         logits = torch.empty((step.logit_rows.size, self._vocabulary), dtype=torch.float32)
         planned.arguments.logits = logits.data_ptr()
-        if self._call(self._engine.address, byref(self._model), byref(planned.arguments)):
+        engine = self._engines.with_spare(spare_threads)
+        if self._call(engine.address, byref(self._model), byref(planned.arguments)):
             raise MemoryError(f"no memory for a step of {step.positions.size} rows")
         teller.finish()
         return logits
 
     def part_seconds(self) -> Mapping[str, float]:
-        return self._engine.operation_seconds()
+        return self._engines.operation_seconds()
 
 
 class _Teller:

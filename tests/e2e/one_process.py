@@ -61,6 +61,9 @@ class WatchedRunner:
         self._events.append(("decode.completed", step))
         return logits
 
+    def rest(self) -> None:
+        pass
+
     def statistics(self) -> RunnerStatistics:
         """See Runner."""
         return self._runner.statistics()

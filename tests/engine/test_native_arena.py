@@ -1,5 +1,7 @@
 """Memory for weights: one behind the other, each at a cache line, none shared."""
 
+import itertools
+
 import torch
 
 from engine.native.arena import Arena
@@ -14,7 +16,7 @@ def test_weights_lie_one_behind_the_other_and_none_overlaps() -> None:
     for value, (shape, tensor) in enumerate(zip(shapes, made, strict=True)):
         assert tuple(tensor.shape) == shape and bool((tensor == value).all())
         assert tensor.data_ptr() % 64 == 0
-    for before, after in zip(made, made[1:], strict=False):
+    for before, after in itertools.pairwise(made):
         assert 0 <= after.data_ptr() - (before.data_ptr() + before.nbytes) < 64
 
 

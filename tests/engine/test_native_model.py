@@ -1,7 +1,9 @@
 """Whole steps of the native backend: right, equal to their parts, and the same however rows are put together."""
 
+import contextlib
+import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 
 import pytest
@@ -218,6 +220,40 @@ def test_the_default_model_reads_the_same_however_it_is_fed(instructions: Instru
     assert same(packed[1], whole)
     assert torch.equal(pages_of(driver, "packed"), pages)
     _compare_with_parts(driver, driver.rows("x", _text(1, 5)), driver.rows("y", _text(40, 6)), driver.rows("new", _text(129, 7)))
+
+
+class Lent:
+    """Threads that come and go from step to step."""
+
+    def __init__(self) -> None:
+        self.turns = itertools.cycle((0, 1, 2, 1))
+        self.spare: list[int] = []
+
+    @contextlib.contextmanager
+    def borrowed(self) -> Iterator[int]:
+        self.spare.append(next(self.turns))
+        yield self.spare[-1]
+
+    def rest(self) -> None:
+        pass
+
+
+@every_set
+def test_threads_that_come_and_go_change_nothing(tiny_ref: ModelRef, instructions: InstructionSet) -> None:
+    lent = Lent()
+    settings = {"total_pages": 400, "dtype": "bfloat16", "registry": only(instructions)}
+    alone, helped = (Driver(tiny_models.load(tiny_ref, **settings, cores=cores)) for cores in (None, lent))
+    for length in (90, 33, 1, 1, 1, 17, 1, 1):
+        said = [
+            driver.step(
+                driver.rows("a", prompt(length)), driver.rows("b", prompt(1, length)), driver.rows(f"{length}", prompt(20))
+            )
+            for driver in (alone, helped)
+        ]
+        assert all(same(left, right) for left, right in zip(*said, strict=True)), lent.spare
+    assert torch.equal(pages_of(alone, "a"), pages_of(helped, "a"))
+    assert set(lent.spare) == {0, 1, 2} and helped.runner.statistics().lent_steps == 6
+    assert helped.runner.statistics().model_part_seconds["qkv"] > 0
 
 
 @every_fast_set

@@ -155,7 +155,7 @@ class _FailingDecoder(Decoder):
     def __init__(self) -> None:
         pass
 
-    def forward(self, steps: Sequence[Step], marks: LayerMarks | None = None) -> torch.Tensor:
+    def forward(self, steps: Sequence[Step], marks: LayerMarks | None = None, spare_threads: int = 0) -> torch.Tensor:
         raise RuntimeError("out of memory")
 
     def part_seconds(self) -> dict[str, float]:

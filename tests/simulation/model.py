@@ -104,6 +104,9 @@ class SimulatedRunner:
             marks.told(1)
         return torch.stack(logits) if logits else torch.zeros(0, VOCABULARY)
 
+    def rest(self) -> None:
+        pass
+
     def statistics(self) -> RunnerStatistics:
         """See Runner; nobody asks for its counts."""
         return RunnerStatistics(0, 0, 0)

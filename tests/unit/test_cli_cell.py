@@ -21,7 +21,7 @@ KINDS = {"prefill": PrefillSettings, "decode": DecodeSettings}
 
 @pytest.mark.parametrize("role", KINDS)
 def test_flags_of_members_are_their_settings(role: str) -> None:
-    module, *argv = cell._member_argv(role, 3, OPTIONS)
+    module, *argv = cell._member_argv(role, 3, OPTIONS, "cores")
     settings = load_settings(KINDS[role], argv, {})
     assert module == f"{role}_svc" and settings.name == f"{role}-3"
     assert (settings.total_pages - 1) * settings.page_tokens >= 1000

@@ -69,7 +69,8 @@ TANDEM_API Engine* tandem_engine_create(int32_t threads) {
 TANDEM_API void tandem_engine_destroy(Engine* engine) { delete engine; }
 
 TANDEM_API void tandem_linear(Engine* engine, const Weight* weight, const Product* product) {
-    run_parts(engine->threads, [&](int part, int parts) { linear(*weight, *product, part, parts); });
+    Turn turn;
+    run_parts(engine->threads, [&](int, int parts) { linear(*weight, *product, &turn, parts); });
 }
 
 TANDEM_API void tandem_norm(Engine* engine, const bf16* x, int64_t x_stride, const bf16* weight, bf16* out, int64_t out_stride,

@@ -8,6 +8,7 @@
 // lies between two kernels. A row's result must not depend on the other rows, on `parts`, or on how a prompt was cut.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
@@ -87,8 +88,18 @@ struct Product {
     int64_t out_stride;
 };
 
-// out = finish(x * weight^T + bias).
-void linear(const Weight& weight, const Product& product, int part, int parts);
+// Counts the blocks of one kernel that its parts have taken.
+class Turn {
+  public:
+    int take() { return next_.fetch_add(1, std::memory_order_relaxed); }
+    void reset() { next_.store(0, std::memory_order_relaxed); }
+
+  private:
+    alignas(64) std::atomic<int> next_{0};
+};
+
+// out = finish(x * weight^T + bias). turn: reset, and the same for all parts; may be null for one part.
+void linear(const Weight& weight, const Product& product, Turn* turn, int parts);
 
 // x / sqrt(mean(x^2) + eps) * weight for each row of `columns`.
 void norm(const bf16* x, int64_t x_stride, const bf16* weight, bf16* out, int64_t out_stride, int rows, int columns, float eps,

@@ -2,6 +2,7 @@
 // of rows that are computed side by side.
 #if !TANDEM_AMX && !TANDEM_AVX2
 
+#include "claims.h"
 #include "linear_finish.h"
 
 namespace tandem {
@@ -15,6 +16,7 @@ constexpr int ROWS_AT_ONCE = 2;
 constexpr int PAIR_ELEMENTS = 2 * LANES;
 constexpr int TILE_ELEMENTS = LANES * PAIR_ELEMENTS;
 constexpr int PREFETCH_ELEMENTS = 4096;
+constexpr int BLOCK_PANELS = 8;  // that are taken at a time
 
 // sums += x[0] * weights[.., 0] + x[1] * weights[.., 1] for sixteen outputs.
 #if TANDEM_BF16
@@ -74,12 +76,14 @@ void multiply_rest(const Weight& weight, const Product& product, int panel, int 
 
 }  // namespace
 
-void linear(const Weight& weight, const Product& product, int part, int parts) {
-    Share share = share_of(panels_of(weight, product.finish), part, parts);
-    for (int panel = share.begin; panel < share.end; ++panel) {
-        int row = 0;
-        for (; row + ROWS_AT_ONCE <= product.rows; row += ROWS_AT_ONCE) multiply<ROWS_AT_ONCE>(weight, product, panel, row);
-        multiply_rest<ROWS_AT_ONCE - 1>(weight, product, panel, row);
+void linear(const Weight& weight, const Product& product, Turn* turn, int parts) {
+    Claims claims(turn, panels_of(weight, product.finish), BLOCK_PANELS, parts);
+    for (Share share = claims.next(); share.begin < share.end; share = claims.next()) {
+        for (int panel = share.begin; panel < share.end; ++panel) {
+            int row = 0;
+            for (; row + ROWS_AT_ONCE <= product.rows; row += ROWS_AT_ONCE) multiply<ROWS_AT_ONCE>(weight, product, panel, row);
+            multiply_rest<ROWS_AT_ONCE - 1>(weight, product, panel, row);
+        }
     }
 }
 

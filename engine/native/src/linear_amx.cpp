@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "amx.h"
+#include "claims.h"
 #include "linear_finish.h"
 
 namespace tandem {
@@ -16,7 +17,7 @@ constexpr int TILE_BYTES = 1024;
 constexpr int LINE_BYTES = 64;
 // Weights that stay in the second-level cache while all rows pass by, and those that come next beside them.
 constexpr int64_t BLOCK_BYTES = 256 * 1024;
-constexpr int64_t STREAM_AHEAD_BYTES = 12 * 1024;
+constexpr int64_t STREAM_AHEAD = 6 * 1024;  // elements
 constexpr int HALF_SUMS = TILE_ROWS * LANES;
 constexpr int GROUP_SUMS = 2 * HALF_SUMS;
 
@@ -31,9 +32,21 @@ void configure(int tile_rows) {
     load_tile_config(config);
 }
 
-static inline void prefetch_block(const char* from) {
+static inline void prefetch_block(const bf16* weights) {
+    const char* from = reinterpret_cast<const char*>(weights);
     for (int line = 0; line < 2 * TILE_BYTES; line += LINE_BYTES) _mm_prefetch(from + line, _MM_HINT_T0);
 }
+
+// Where a stream of weights is, so far ahead: behind the end of a block the next one begins.
+struct Stream {
+    const bf16* end;   // of the block
+    const bf16* next;  // the block behind it
+
+    const bf16* ahead(const bf16* weights) const {
+        const bf16* from = weights + STREAM_AHEAD;
+        return from < end ? from : next + (from - end);
+    }
+};
 
 // What comes behind a block of weights, fetched into the second-level cache bit by bit while the block is used: the next block,
 // or the weight that lies behind this one (see engine/native/arena.py). Fetching from where nothing lies does nothing.
@@ -113,8 +126,8 @@ class Finisher {
 // The sums of one panel for one or two groups of rows, written to sums[group][half][row][16]. `between` is called between the
 // inputs, for work that other units do meanwhile.
 template <bool TWO, bool PREFETCH, class Between>
-static inline void multiply(const bf16* weights, const bf16* first, const bf16* second, int64_t x_stride, int blocks, float* sums,
-                            Between between) {
+static inline void multiply(const bf16* weights, const bf16* first, const bf16* second, int64_t x_stride, int blocks,
+                            const Stream& stream, float* sums, Between between) {
     const int64_t stride = x_stride * static_cast<int64_t>(sizeof(bf16));
     _tile_zero(0);
     _tile_zero(1);
@@ -123,7 +136,7 @@ static inline void multiply(const bf16* weights, const bf16* first, const bf16* 
         _tile_zero(3);
     }
     for (int block = 0; block < blocks; ++block) {
-        if constexpr (PREFETCH) prefetch_block(reinterpret_cast<const char*>(weights) + STREAM_AHEAD_BYTES);
+        if constexpr (PREFETCH) prefetch_block(stream.ahead(weights));
         _tile_loadd(4, first + block * INPUT_BLOCK, stride);
         _tile_loadd(6, weights, LINE_BYTES);
         _tile_dpbf16ps(0, 4, 6);
@@ -154,17 +167,20 @@ class Linear {
         : weight_(weight), product_(product), groups_(product.rows), finisher_(weight, product, groups_.rows),
           panel_elements_(static_cast<int64_t>(PANEL) * weight.inputs), steps_(weight.inputs / INPUT_BLOCK) {}
 
-    void run(Share share) {
+    void run(Turn* turn, int parts) {
+        const int count = panels_of(weight_, FINISH);
         const int64_t panel_bytes = panel_elements_ * static_cast<int64_t>(sizeof(bf16));
-        const int block = static_cast<int>(std::max<int64_t>(1, BLOCK_BYTES / panel_bytes));
+        Claims claims(turn, count, static_cast<int>(std::max<int64_t>(1, BLOCK_BYTES / panel_bytes)), parts);
         const int64_t pairs = (groups_.count + 1) / 2;
         configure(groups_.rows);
-        for (int begin = share.begin; begin < share.end; begin += block) {
-            const int end = std::min(begin + block, share.end);
+        // The next block is taken early: it is fetched while this one is used. Behind the last one lies the next weight.
+        for (Share block = claims.next(), next; block.begin < count; block = next) {
+            next = claims.next();
+            stream_ = {weight_.panels + block.end * panel_elements_, weight_.panels + next.begin * panel_elements_};
+            const int panels = block.end - block.begin;
             // With one pair of groups the weights stream as they are used.
-            if (pairs > 1)
-                ahead_.begin(weight_.panels + end * panel_elements_, block * panel_bytes, (end - begin) * steps_ * pairs);
-            take_block({begin, end});
+            if (pairs > 1) ahead_.begin(stream_.next, panels * panel_bytes, panels * steps_ * pairs);
+            take_block(block);
         }
         finisher_.all();
         _tile_release();
@@ -190,7 +206,7 @@ class Linear {
         const bf16* second = product_.x + next * product_.x_stride;
         for (int panel = panels.begin; panel < panels.end; ++panel) {
             multiply<TWO, PREFETCH>(weight_.panels + panel * panel_elements_, first, second, product_.x_stride, steps_,
-                                    finisher_.sums(), [this] {
+                                    stream_, finisher_.sums(), [this] {
                                         finisher_.step();
                                         ahead_.step();
                                     });
@@ -202,6 +218,7 @@ class Linear {
     const Product& product_;
     const Groups groups_;
     Finisher<FINISH> finisher_;
+    Stream stream_ = {};
     Ahead ahead_;
     const int64_t panel_elements_;
     const int steps_;
@@ -209,14 +226,13 @@ class Linear {
 
 }  // namespace
 
-void linear(const Weight& weight, const Product& product, int part, int parts) {
+void linear(const Weight& weight, const Product& product, Turn* turn, int parts) {
     if (product.rows == 0) return;
-    const Share share = share_of(panels_of(weight, product.finish), part, parts);
     switch (product.finish) {
-        case Finish::ROUND: return Linear<Finish::ROUND>(weight, product).run(share);
-        case Finish::ADD: return Linear<Finish::ADD>(weight, product).run(share);
-        case Finish::SWIGLU: return Linear<Finish::SWIGLU>(weight, product).run(share);
-        case Finish::FLOAT: return Linear<Finish::FLOAT>(weight, product).run(share);
+        case Finish::ROUND: return Linear<Finish::ROUND>(weight, product).run(turn, parts);
+        case Finish::ADD: return Linear<Finish::ADD>(weight, product).run(turn, parts);
+        case Finish::SWIGLU: return Linear<Finish::SWIGLU>(weight, product).run(turn, parts);
+        case Finish::FLOAT: return Linear<Finish::FLOAT>(weight, product).run(turn, parts);
     }
 }
 

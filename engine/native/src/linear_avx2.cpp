@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "claims.h"
 #include "linear_finish.h"
 
 namespace tandem {
@@ -16,6 +17,7 @@ constexpr int WIDE_INPUTS = 128;  // of one panel, widened: half of the first-le
 constexpr int PAIR_ELEMENTS = 2 * LANES;
 constexpr int TILE_ELEMENTS = LANES * PAIR_ELEMENTS;
 constexpr int AHEAD_ELEMENTS = 4096;
+constexpr int BLOCK_PANELS = 8;  // that are taken at a time
 
 // Of two neighbouring values, in every lane.
 static inline __m256i pair_of(const bf16* x) {
@@ -143,11 +145,7 @@ void multiply_few(const Weight& weight, const Product& product, int panel) {
     finish_rows(weight, product, panel, 0, ROWS, halves[0], halves[1]);
 }
 
-}  // namespace
-
-void linear(const Weight& weight, const Product& product, int part, int parts) {
-    if (product.rows == 0) return;
-    const Share share = share_of(panels_of(weight, product.finish), part, parts);
+void take_panels(const Weight& weight, const Product& product, Share share) {
     static_assert(FEW_ROWS == 2, "one function for each");
     if (product.rows <= FEW_ROWS) {
         for (int panel = share.begin; panel < share.end; ++panel)
@@ -160,6 +158,14 @@ void linear(const Weight& weight, const Product& product, int part, int parts) {
         for (int panel = share.begin; panel < share.end; ++panel)
             multiply_group(weight, product, panel, rows.begin, rows.end - rows.begin);
     }
+}
+
+}  // namespace
+
+void linear(const Weight& weight, const Product& product, Turn* turn, int parts) {
+    if (product.rows == 0) return;
+    Claims claims(turn, panels_of(weight, product.finish), BLOCK_PANELS, parts);
+    for (Share share = claims.next(); share.begin < share.end; share = claims.next()) take_panels(weight, product, share);
 }
 
 }  // namespace tandem

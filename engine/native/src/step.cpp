@@ -101,7 +101,11 @@ class Part {
     }
 
     void multiply(const Weight& weight, const bf16* x, int64_t x_stride, Finish finish, void* out, int64_t out_stride) {
-        linear(weight, {x, x_stride, rows_, finish, residual_, stride_, out, out_stride}, part_, parts());
+        Turn& turn = threads_.turn(products_);
+        // Behind the next barrier nobody has used that one for two products.
+        if (part_ == 0) threads_.turn(products_ + 2).reset();
+        ++products_;
+        linear(weight, {x, x_stride, rows_, finish, residual_, stride_, out, out_stride}, &turn, parts());
     }
 
     void add(const Weight& weight, const bf16* x, int64_t x_stride) {
@@ -135,6 +139,7 @@ class Part {
     bf16* other_;
     const int64_t stride_;
     int rows_;
+    int products_ = 0;  // so far
 };
 
 }  // namespace

@@ -7,8 +7,9 @@
 namespace tandem {
 namespace {
 
-// About 100 us: longer than kernels differ in their shares, shorter than the pause between two steps.
-constexpr int SPINS = 2000;
+// Between two steps, about 100 us; inside a step, about 10 ms: waking a thread takes longer than shares of a kernel differ.
+constexpr int IDLE_SPINS = 2000;
+constexpr int STEP_SPINS = 200'000;
 
 inline void relax() {
 #if defined(__x86_64__)
@@ -18,7 +19,7 @@ inline void relax() {
 
 }  // namespace
 
-void Barrier::wait() {
+void Barrier::wait(int spins) {
     const unsigned round = round_.load(std::memory_order_acquire);
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == parties_) {
         arrived_.store(0, std::memory_order_relaxed);
@@ -29,7 +30,7 @@ void Barrier::wait() {
         moved_.notify_all();
         return;
     }
-    for (int spin = 0; spin < SPINS; ++spin) {
+    for (int spin = 0; spin < spins; ++spin) {
         if (round_.load(std::memory_order_acquire) != round) return;
         relax();
     }
@@ -45,13 +46,18 @@ Threads::Threads(int count) : count_(count), barrier_(count) {
 Threads::~Threads() {
     if (count_ == 1) return;
     work_ = nullptr;
-    barrier_.wait();
+    barrier_.wait(IDLE_SPINS);
     for (std::thread& thread : threads_) thread.join();
+}
+
+void Threads::meet() {
+    if (count_ > 1) barrier_.wait(STEP_SPINS);
 }
 
 void Threads::run(Work work, void* argument) {
     work_ = work;
     argument_ = argument;
+    for (Turn& turn : turns_) turn.reset();
     meet();
     work(argument, 0);
     meet();
@@ -59,10 +65,10 @@ void Threads::run(Work work, void* argument) {
 
 void Threads::serve(int part) {
     for (;;) {
-        barrier_.wait();
+        barrier_.wait(IDLE_SPINS);
         if (!work_) return;
         work_(argument_, part);
-        barrier_.wait();
+        meet();
     }
 }
 

@@ -1,19 +1,22 @@
 // A team of threads that does the parts of a step. Its count is fixed; part 0 runs in the caller.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
 #include <thread>
 #include <vector>
 
+#include "kernels.h"
+
 namespace tandem {
 
-// Everybody waits until all have come: shortly by spinning, as kernels are short, then asleep.
+// Everybody waits until all have come: for so many turns by spinning, then asleep.
 class Barrier {
   public:
     explicit Barrier(int parties) : parties_(parties) {}
-    void wait();
+    void wait(int spins);
 
   private:
     const int parties_;
@@ -38,9 +41,10 @@ class Threads {
     void run(Work work, void* argument);
 
     // For use inside `run`, by all parts: what was written before is seen by all after.
-    void meet() {
-        if (count_ > 1) barrier_.wait();
-    }
+    void meet();
+
+    // For kernel `number` of a call of `run`, reset for the first ones.
+    Turn& turn(int number) { return turns_[static_cast<size_t>(number) % turns_.size()]; }
 
   private:
     void serve(int part);
@@ -49,6 +53,7 @@ class Threads {
     Work work_ = nullptr;  // null ends the threads
     void* argument_ = nullptr;
     Barrier barrier_;
+    std::array<Turn, 4> turns_;
     std::vector<std::thread> threads_;
 };
 

@@ -1,0 +1,101 @@
+"""Cores that members of one machine lend one another: only idle ones, each to one at a time, never more than there are."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from engine.core_share import CoreShare
+
+
+@pytest.fixture
+def share(tmp_path: Path) -> Iterator["Makes"]:
+    with contextlib.ExitStack() as stack:
+        yield Makes(tmp_path / "cores", stack)
+
+
+class Makes:
+    """Members of one machine of so many cores; those that are made first are known to the later ones at once."""
+
+    def __init__(self, folder: Path, stack: contextlib.ExitStack) -> None:
+        self.folder, self._stack = folder, stack
+
+    def __call__(self, name: str, threads: int = 1, cores: int = 2) -> CoreShare:
+        return self._stack.enter_context(contextlib.closing(CoreShare(self.folder, name, threads, cores)))
+
+
+def test_an_idle_member_lends_its_threads_and_a_busy_one_does_not(share: Makes) -> None:
+    prefill = share("prefill-0")
+    decode = share("decode-0")
+    with decode.borrowed() as spare:
+        assert spare == 1
+    with prefill.borrowed() as spare:
+        assert spare == 0, "decode has work until it says that it has none"
+        with decode.borrowed() as none:
+            assert none == 0
+    with decode.borrowed() as none:
+        assert none == 0, "between two steps prefill still has work"
+    prefill.rest()
+    with decode.borrowed() as spare:
+        assert spare == 1
+
+
+def test_what_is_lent_is_lent_once_and_comes_back_with_the_step(share: Makes) -> None:
+    idle = share("idle", threads=2, cores=8)
+    first, second = share("first", cores=8), share("second", cores=8)
+    with second.borrowed():
+        pass  # each knows the other now
+    with first.borrowed() as spare:
+        assert spare == 2
+        with second.borrowed() as none:
+            assert none == 0
+    with second.borrowed() as spare:
+        assert spare == 2
+    with idle.borrowed() as none:
+        assert none == 0, "both have work"
+
+
+def test_there_are_never_more_threads_than_cores(share: Makes) -> None:
+    others = [share(f"member-{number}") for number in range(4)]
+    mine = share("mine")
+    with mine.borrowed() as spare:
+        assert spare == 1
+    with others[0].borrowed():
+        pass  # has work from now on: two have, of two cores
+    with mine.borrowed() as spare:
+        assert spare == 0
+
+
+def test_an_owner_does_not_wait_for_who_has_borrowed(share: Makes) -> None:
+    owner = share("owner")
+    borrower = share("borrower")
+    with borrower.borrowed() as spare:
+        assert spare == 1
+        with owner.borrowed():
+            pass
+    with borrower.borrowed() as spare:
+        assert spare == 0
+
+
+def test_a_member_that_is_gone_has_no_work(share: Makes) -> None:
+    gone = CoreShare(share.folder, "gone", 1, 2)
+    with gone.borrowed():
+        pass
+    mine = share("mine")
+    with mine.borrowed() as none:
+        assert none == 0
+    gone.close()
+    with mine.borrowed() as spare:
+        assert spare == 1
+
+
+def test_a_step_that_fails_gives_back_what_it_borrowed(share: Makes) -> None:
+    idle, first = share("idle", cores=8), share("first", cores=8)
+    with pytest.raises(RuntimeError, match="failed"), first.borrowed():
+        raise RuntimeError("failed")
+    first.rest()
+    second = share("second", cores=8)
+    with second.borrowed() as spare:
+        assert spare == 2
+    idle.rest()
