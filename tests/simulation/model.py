@@ -19,7 +19,7 @@ from engine.sampler import Sampler
 from engine.sequence import Sequence as TokenSequence
 from engine.sequence import SequenceSpec
 from engine.slab import SlabMemory, allocate_slab
-from lifecycle.finish import Ending
+from lifecycle.finish import Cause, Ending, FinishReason
 from router.request import ServedModel
 from tests.scripted import ScriptedTokenizer
 
@@ -163,7 +163,20 @@ class Reference:
             before, last = link(before, token), token
             seen ^= before
             sequence.completed(1)
+        self._spec = spec
         self.text = text.decode()
         self.ending: Ending = step.ending
         self.tokens = sequence.output_token_ids
         self.usage = sequence.usage()
+
+    def ended_after(self, chosen: int) -> tuple[str, int]:
+        """All text, and how many tokens are returned with it, when an end from outside comes after so many of the tokens, fewer
+        than there are: what was held back for a stop is shown then."""
+        sequence = TokenSequence(self._spec, streams=TOKENIZER.detokeniser)
+        sequence.completed(len(self._spec.prompt_token_ids))
+        text = b""
+        for token in self.tokens[:chosen]:
+            text += sequence.choose(token, 0.0).text
+            sequence.completed(1)
+        text += sequence.end(Ending(FinishReason.CANCELLED, Cause.CLIENT_CANCEL), 0.0).text
+        return text.decode(), sequence.usage().returned_tokens
