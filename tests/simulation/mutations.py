@@ -11,8 +11,17 @@ from decode_svc.messages import DrainAnswer, NoticesArrived, OutputMade
 from kv_transfer.grants import AnswerLater, Committed, Counted, ReaderState
 from kv_transfer.plan import Notice
 from router.progress import Progress
+from router.redis_scripts import NAMES, script
 from router.stop import Stop
 from tests.simulation.cell import Host, Making
+from tests.simulation.world import run
+
+#: What a mistake that does not fit the code any more ends with wherever it is met.
+_MISFITS = ("TypeError(", "AttributeError(", "NameError(")
+
+
+class NotPlanted(Exception):
+    """A mistake does not fit the code any more: what breaks is the mistake itself, and checkers have no part in it."""
 
 
 def decode(plant: Callable[[Any, Host], None]) -> Callable[[Host], None]:
@@ -206,8 +215,8 @@ def _lost_refund(parts: Any, host: Host) -> None:
 class _DoublesToken(Progress):
     __slots__ = ()
 
-    def new_attempt(self) -> None:
-        Progress.new_attempt(self)
+    def new_attempt(self, *, moved: bool) -> None:
+        Progress.new_attempt(self, moved=moved)
         if self.output_token_ids:
             self.output_token_ids.append(self.output_token_ids[-1])
 
@@ -215,8 +224,8 @@ class _DoublesToken(Progress):
 class _ReusesNumber(Progress):
     __slots__ = ()
 
-    def new_attempt(self) -> None:
-        Progress.new_attempt(self)
+    def new_attempt(self, *, moved: bool) -> None:
+        Progress.new_attempt(self, moved=moved)
         if self.next_sequence_no > 2:
             self.next_sequence_no -= 1
 
@@ -224,8 +233,8 @@ class _ReusesNumber(Progress):
 class _ForgetsText(Progress):
     __slots__ = ()
 
-    def new_attempt(self) -> None:
-        Progress.new_attempt(self)
+    def new_attempt(self, *, moved: bool) -> None:
+        Progress.new_attempt(self, moved=moved)
         self.text_bytes = max(0, self.text_bytes - 1)
 
 
@@ -249,6 +258,9 @@ def _on_start(parts: Any, plant: Callable[[Any], None]) -> None:
 
 def lua(*changes: tuple[str, str]) -> Callable[[str], str]:
     """Other texts in the store's scripts."""
+    for before, _ in changes:
+        if not any(before in script(name).text for name in NAMES):
+            raise NotPlanted(f"no script says {before!r}")
 
     def changed(text: str) -> str:
         for before, after in changes:
@@ -301,3 +313,12 @@ MUTATIONS: dict[str, Making] = {
         scripts=lua(("redis.call('HSETNX', reserved, field, claim.amount) == 1", "redis.call('HSET', reserved, field, 1) >= 0"))
     ),
 }
+
+
+def shown(making: Making, seed: int) -> str:
+    """What is found in the world of a seed with a mistake in it; empty when nothing is. Raises NotPlanted."""
+    faults = run(seed, making).faults
+    for fault in faults:
+        if any(misfit in fault for misfit in _MISFITS):
+            raise NotPlanted(f"seed {seed}: {fault}")
+    return faults[0] if faults else ""

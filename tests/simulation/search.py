@@ -4,8 +4,7 @@ import os
 import sys
 from concurrent.futures import ProcessPoolExecutor
 
-from tests.simulation.mutations import MUTATIONS
-from tests.simulation.world import run
+from tests.simulation.mutations import MUTATIONS, shown
 
 #: Worlds after which a mistake counts as not found.
 MOST_SEEDS = int(os.environ.get("MOST_SEEDS", "500"))
@@ -14,9 +13,8 @@ MOST_SEEDS = int(os.environ.get("MOST_SEEDS", "500"))
 def first_seed(name: str) -> tuple[int | None, str]:
     """The first seed whose world goes wrong with a mistake in it, and how."""
     for seed in range(1, MOST_SEEDS + 1):
-        faults = run(seed, MUTATIONS[name]).faults
-        if faults:
-            return seed, faults[0]
+        if fault := shown(MUTATIONS[name], seed):
+            return seed, fault
     return None, ""
 
 
