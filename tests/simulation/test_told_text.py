@@ -76,6 +76,15 @@ def test_held_text_is_wrong_before_a_stop_and_before_more(reference: Reference) 
     assert text_fault(reference, more, more, ended(pb.FINISH_REASON_CANCELLED, 13)) == ""
 
 
+def test_an_end_that_says_nothing_of_this_run_counts_nothing_of_it(reference: Reference) -> None:
+    known, more = reference.text, "rxihwsmalpha yafvalpha "
+    other = ended(pb.FINISH_REASON_CANCELLED, 0)
+    assert text_fault(reference, "", known, other)
+    assert text_fault(reference, "", known, other, same_run=False) == ""
+    assert text_fault(reference, known, more, other, same_run=False) == ""
+    assert text_fault(reference, known, more + "b", other, same_run=False)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("final_only", [False, True])
 def test_a_cancel_at_every_step_of_a_cell(final_only: bool) -> None:
