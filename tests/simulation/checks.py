@@ -193,10 +193,15 @@ class Checks:
         """Cancels and deadlines take effect within a bound."""
         bound = CALM_S if self._scenario.calm else ROUGH_S
         pause = seen.plan.pause_s * 60 if seen.plan.behaviour.value == "slow" else 0.0
-        accepted = [one.answered_at for one in seen.cancels if one.answer is not None]
-        if accepted and seen.ended_at and seen.ended_at > max(min(accepted), seen.sent_at) + bound + pause:
-            self.found(f"{seen.plan.request_id} ended {seen.ended_at - min(accepted):.2f} s after its cancel was answered")
         # While a client is away its request ends without it; it hears so within the same bound of its return.
+        accepted = [one.answered_at for one in seen.cancels if one.answer is not None]
+        if accepted and seen.ended_at and seen.ended_at > max(min(accepted), seen.sent_at, seen.back_at) + bound + pause:
+            self.found(f"{seen.plan.request_id} ended {seen.ended_at - min(accepted):.2f} s after its cancel was answered")
+        if self._scenario.calm and seen.record is not None and seen.record.HasField("cancel_effective_at"):
+            asked_at, effective_at = seen.record.cancel_requested_at, seen.record.cancel_effective_at
+            took_s = (effective_at.ToNanoseconds() - asked_at.ToNanoseconds()) / 1e9
+            if took_s > bound + pause:
+                self.found(f"{seen.plan.request_id} was cancelled {took_s:.2f} s before that had an effect")
         due_at = max(seen.sent_at + (seen.plan.overall_s or 0.0), seen.back_at)
         if seen.plan.overall_s is not None and seen.ended_at > due_at + bound + pause:
             self.found(f"{seen.plan.request_id} ended {seen.ended_at - seen.sent_at:.2f} s after it was sent")
