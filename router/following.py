@@ -35,7 +35,7 @@ class Wanted:
     """What is asked for: events of a request from `next_no` on, for `tenant`.
 
     A repeated Generate has the `fingerprint` of its body, and is content with the stored end when the events are gone, unless
-    its whole text was in the end (`final_only`). A `forwarded` call came from another router and is not passed on again.
+    the whole text was in the end. A `forwarded` call came from another router and is not passed on again.
     `moved`: the caller has read up to here from this router, which has given the request up.
     """
 
@@ -43,7 +43,6 @@ class Wanted:
     next_no: int
     tenant: str
     fingerprint: str | None = None
-    final_only: bool = False
     forwarded: bool = False
     moved: bool = False
 
@@ -192,7 +191,8 @@ def stored_end(wanted: Wanted, record: RequestRecord, next_no: int) -> int | Non
         raise endings.beyond_end(next_no, terminal + 1)
     if next_no == terminal + 1:
         return None
-    text_was_in_the_end = record.usage.returned_tokens > 0 and (terminal == 1 or wanted.final_only)
+    # Number 1 is that of records from routers that did not say which mode it was.
+    text_was_in_the_end = record.usage.returned_tokens > 0 and (record.final_only or terminal == 1)
     if text_was_in_the_end or (next_no < terminal and (wanted.fingerprint is None or next_no > 0)):
         raise endings.replay_gone(wanted.request_id, terminal + 1 if text_was_in_the_end else terminal)
     return terminal

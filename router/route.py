@@ -271,4 +271,5 @@ def _new_record(cell: Cell, arrival: Arrival) -> RequestRecord:
         created_at=clocks.wall(),
         detach_s=request.delivery.detach_s,
         rpc_bound=arrival.rpc_bound,
+        final_only=request.delivery.output_mode is OutputMode.FINAL_ONLY,
     )

@@ -24,7 +24,7 @@ from router.member_link import Role
 from router.members import Members
 from router.prompt import PromptEncoder
 from router.relay import Elsewhere
-from router.request import Examined, OutputMode, ServedModel, ValidatedRequest
+from router.request import Examined, ServedModel, ValidatedRequest
 from router.route import Route
 from router.router_peers import FORWARDED_KEY, TENANT_KEY
 from router.routes import Routes, refresh
@@ -93,8 +93,7 @@ class InferenceServicer:
                 next_no = moved.next_no
             else:
                 return
-        final_only = request.delivery.output_mode is OutputMode.FINAL_ONLY
-        repeated = Wanted(request.request_id, next_no, request.tenant, request.fingerprint, final_only, moved=new)
+        repeated = Wanted(request.request_id, next_no, request.tenant, request.fingerprint, moved=new)
         await self._door.follower.follow(repeated, context)
 
     async def attach(self, raw: bytes, context: Any) -> None:

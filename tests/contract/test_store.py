@@ -348,6 +348,7 @@ async def test_requests_that_may_have_their_seat_are_spared_and_taken_over_once(
         await store.heartbeat(f"{store.router}.example:1")
     record = await decoding(here, "seated")
     record.decode_incarnation, record.detach_s, record.rpc_bound = "boot-7", 12.5, True
+    record.final_only = True
     assert (await here.assert_live([LiveRequest(record, HELD)]))["seated"].applied
     await decoding(here, "no-seat-known")
     await there.request_cancel("seated", "enough", 1006.0)
@@ -364,6 +365,7 @@ async def test_requests_that_may_have_their_seat_are_spared_and_taken_over_once(
     assert taken.outcome is AdoptOutcome.ADOPTED and taken.record is not None and taken.holds is not None
     assert (taken.record.router, taken.record.decode_incarnation, taken.record.detach_s) == ("router-b", "boot-7", 12.5)
     assert taken.record.cancel_requested_at == 1006.0 and taken.record.rpc_bound and taken.holds.placement == HELD.placement
+    assert taken.record.final_only
     assert [(claim.budget.label, claim.amount) for claim in taken.holds.claims] == [("pages:member:decode-0", 5)]
     assert await there.adopt(orphan) == taken, "an answer that was lost"
     assert (await make_store("router-c").adopt(orphan)).outcome is AdoptOutcome.UNTIMELY, "it holds no lease of its own"
