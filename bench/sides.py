@@ -53,6 +53,7 @@ def our_side(name: str, cell: Cell, options: CellOptions) -> Side:
     settings = {
         "members": f"{options.prefill_members} prefill, {options.decode_members} decode, {options.routers} router",
         "threads of each member": str(options.threads),
+        "idle cores": "lent to the other members" if options.lend_cores else "kept",
         "dtype": options.dtype,
         "KV tokens of each member": str(options.kv_tokens),
         "context tokens": str(options.context_tokens),
