@@ -114,7 +114,7 @@ async def test_an_adopted_seat_tells_the_rest(final_only: bool) -> None:
         member.runner.gate.step(20 if final_only else 1)
         await seat.until("output")
         seat.call.cancel()
-        await member.until_books(lambda books: books["seats_held"] == 1, "the seat is held")
+        await until_held(member)
         member.runner.gate.release()
         again = await (await member.adopt(key, seat.outputs[-1].next_sequence_no)).finish()
         adopted = again.adopted
