@@ -188,6 +188,8 @@ class UnwrittenEnds:
         self._most = most
         self._records: OrderedDict[str, RequestRecord] = OrderedDict()
         self._added = asyncio.Event()
+        self._none_left = asyncio.Event()
+        self._none_left.set()
         self._written: Recent[RequestRecord] = Recent(keep_s, most_written)
 
     def __len__(self) -> int:
@@ -200,6 +202,11 @@ class UnwrittenEnds:
             lost, _ = self._records.popitem(last=False)
             _log.error("the end of request %s was never written: over %d ends wait for the store", lost, self._most)
         self._added.set()
+        self._none_left.clear()
+
+    async def none_left(self) -> None:
+        """Returns when the store has taken all of them."""
+        await self._none_left.wait()
 
     def written(self, record: RequestRecord) -> None:
         """The store has taken this end."""
@@ -236,6 +243,7 @@ class UnwrittenEnds:
                 return False
             self._records.pop(request_id, None)
             self.written(record)
+        self._none_left.set()
         return True
 
 

@@ -116,10 +116,11 @@ class Router:
             self._parts.routes.begin_drain()
 
     async def drained(self) -> None:
-        """Returns when no request runs, and none of another router is passed on."""
+        """Returns when no request runs, none of another router is passed on, and the store has taken every end."""
         if self._parts is not None:
             await self._parts.routes.drained()
             await self._parts.peers.idle()
+            await self._parts.unwritten.none_left()
 
     async def stop(self) -> None:
         """Ends what still runs with SHUTTING_DOWN, and everything else. Also after a start that failed."""

@@ -83,6 +83,10 @@ def _judge_record(plan: Plan, story: Story, record: pb.RequestRecord | None) -> 
         return
     told = (completed.state, completed.finish_reason)
     stored = (record.state, record.finish_reason)
+    # The store stood still at the end, and its router was gone before it could write that.
+    unwritten = plan.hits({Kind.FREEZE, Kind.CUT, Kind.UNPLUG}, "store") and plan.hits({Kind.KILL}, "router")
+    if unwritten and record.cause == "router_lost":
+        return
     assert told == stored, f"the client was told {told}, the record says {stored}: {record.transitions}"
 
 

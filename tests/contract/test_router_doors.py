@@ -177,6 +177,24 @@ async def test_while_the_store_is_away_what_runs_runs_on(cell: str) -> None:
             assert (await world.client.generate(request("r2"))).code is grpc.StatusCode.OK
 
 
+async def test_b41_a_router_that_stops_waits_for_the_store_to_take_its_ends(redis_url: str, cell: str) -> None:
+    """The client has its end, and nobody else knows it: without the wait another router would call the request lost."""
+    async with router_world(redis_url, cell, routers=2, drain_timeout_s=10.0) as world:
+        world.decode.script.output.hold()
+        running = world.client.begin(request("r1"))
+        await world.client.until_state("r1", "decoding")
+        world.links[0].cut = True
+        world.decode.script.output.release()
+        assert (await asyncio.wait_for(running, 10)).code is grpc.StatusCode.OK
+        stopping = asyncio.create_task(world.routers[0].drain())
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(stopping), 0.5)
+        world.links[0].cut = False
+        await stopping
+        record = await world.clients[1].get("r1")
+        assert (record.state, record.usage.returned_tokens) == (pb.REQUEST_STATE_FINISHED, 3)
+
+
 async def test_metrics_count_and_gauges_return_to_zero(redis_url: str, cell: str) -> None:
     async with router_world(redis_url, cell) as world:
         await world.client.generate(request("r1"))
