@@ -46,12 +46,17 @@ def cluster() -> Iterator[ClusterSet]:
 
 async def answered(call: Callable[[], Awaitable[Answer]]) -> Answer:
     """Calls until the store answers, as routers do."""
-    async with asyncio.timeout(LONGEST_S):
-        while True:
-            try:
-                return await call()
-            except StoreUnavailable:
-                await asyncio.sleep(0.02)
+    last: StoreUnavailable | None = None
+    try:
+        async with asyncio.timeout(LONGEST_S):
+            while True:
+                try:
+                    return await call()
+                except StoreUnavailable as away:
+                    last = away
+                    await asyncio.sleep(0.02)
+    except TimeoutError:
+        raise AssertionError(f"no answer within {LONGEST_S:g} s, at last: {last}") from None
 
 
 async def written(store: RedisStore, record: RequestRecord, call: Callable[[], Awaitable[WriteResult]]) -> None:
