@@ -98,8 +98,7 @@ class Follower:
             raise endings.unknown_request(wanted.request_id)
         wanted.check(record.tenant, record.fingerprint)
         if record.ended:
-            await self._ended(wanted, record, next_no, context)
-            return None
+            return await self._ended(wanted, record, next_no, context)
         return await self._elsewhere(wanted, record, next_no, context)
 
     async def _here(self, wanted: Wanted, held: Held, next_no: int, context: Any) -> bool:
@@ -156,16 +155,19 @@ class Follower:
         except StoreUnavailable:
             return True
 
-    async def _ended(self, wanted: Wanted, record: RequestRecord, next_no: int, context: Any) -> None:
-        """Its events from the router that ran it, when they are kept there, else what the record says."""
+    async def _ended(self, wanted: Wanted, record: RequestRecord, next_no: int, context: Any) -> int | None:
+        """Its events from the router that ran it, when they are kept there, else what the record says. The next event that is
+        wanted when it is not known yet whether that router lives, None after the end."""
         if record.router != self._cell.store.router:
             self._must_not_be_forwarded(wanted)
             owner = await self._cell.store.owner(record.router)
             if owner.alive and owner.address:
                 passed = await self._passed_on(wanted, record, owner.address, next_no, context)
                 if passed is None:
-                    return
+                    return None
                 next_no = passed
+            elif owner.forgotten:
+                return next_no
         self._cell.metrics.attaches.inc(1, "stored")
         number = stored_end(wanted, record, next_no)
         if number is not None:
@@ -173,6 +175,7 @@ class Follower:
         status = endings.status_of(record)
         if status is not None:
             raise status
+        return None
 
 
 def stored_end(wanted: Wanted, record: RequestRecord, next_no: int) -> int | None:

@@ -82,6 +82,7 @@ class RedisStore:
         self._lease_lapses = 0
         self._history = ""
         self._forgets = 0
+        self._forgot_at: float | None = None
 
     @property
     def router(self) -> str:
@@ -251,7 +252,9 @@ class RedisStore:
         )
         was, flagged, history = reply
         moved = history not in ("", self._history) and self._history != ""
-        self._forgets += moved or (was == "new" and self._renewed_at is not None)
+        if moved or (was == "new" and self._renewed_at is not None):
+            self._forgets += 1
+            self._forgot_at = self._clock()
         self._history = history or self._history
         late = self._renewed_at is None or began - self._renewed_at > self.settings.lease_s / 2
         if late or was != "held":
@@ -262,9 +265,11 @@ class RedisStore:
 
     async def owner(self, router: str) -> Owner:
         """See `Store`."""
-        reply: Any = await self._link.run("owner", [self._keys.leases, self._keys.addresses], [router])
-        alive, address = reply
-        return Owner(alive=bool(alive), address=str(address))
+        reply: Any = await self._link.run("owner", [self._keys.leases, self._keys.addresses], [router, self._router])
+        alive, address, known_here = reply
+        lately = self._forgot_at is not None and self._clock() - self._forgot_at < self.settings.lease_s
+        lost = self._renewed_at is not None and not known_here
+        return Owner(alive=bool(alive), address=str(address), forgotten=not alive and (lately or lost))
 
     async def leave(self) -> None:
         """See `Store`. The lease stays, as one that ran out long ago, until nothing is owned under it."""

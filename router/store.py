@@ -157,10 +157,14 @@ class LiveRequest:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """A router that owns records: whether its lease holds, and where other routers reach it ("" when it has not said)."""
+    """A router that owns records: whether its lease holds, and where other routers reach it ("" when it has not said).
+
+    forgotten: the store has lost its memory just now, so a router without a lease may live and not have renewed it yet.
+    """
 
     alive: bool
     address: str
+    forgotten: bool = False
 
 
 @dataclass(frozen=True, slots=True)

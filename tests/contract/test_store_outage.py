@@ -20,8 +20,8 @@ from router.embedded import EmbeddedServer, EmbeddedServerError
 from router.redis_link import Keys, RedisLink, RedisSettings
 from router.redis_scripts import NAMES, rules, script
 from router.redis_store import RedisStore
-from router.store import CreateOutcome, LiveRequest, StoreUnavailable, WriteOutcome
-from tests.redis_server import MakeStore, cell, clock, holds, make_store, new_record, pages, redis_url, tokens
+from router.store import CreateOutcome, LiveRequest, Owner, StoreUnavailable, WriteOutcome
+from tests.redis_server import Clock, MakeStore, cell, clock, holds, make_store, new_record, pages, redis_url, tokens
 from tests.waiting import until
 
 __all__ = ["cell", "clock", "make_store", "redis_url"]
@@ -175,6 +175,27 @@ async def test_a_server_that_lost_its_memory_is_healed_by_the_owners(own_server:
     after = await store.books()
     assert (after.reserved, after.live_requests, after.faults) == (before.reserved, 2, ())
     assert await store.get("one") == record
+
+
+async def test_a_server_that_lost_its_memory_knows_no_router_for_a_while(own_server: tuple[EmbeddedServer, RedisStore]) -> None:
+    """A router without a lease may live, from the loss on until all have had the time to take theirs again."""
+    _, store = own_server
+    clock = Clock()
+    here = RedisStore(store.settings, "router-here", clock=clock)
+    await here.heartbeat("here:1")
+    await store.heartbeat("there:1")
+    assert await here.owner("nobody") == Owner(False, "")
+    link = RedisLink(store.settings)
+    await link.command("test", "FLUSHALL")
+    await link.close()
+    assert await here.owner(store.router) == Owner(False, "", forgotten=True), "its own lease is gone too"
+    await here.heartbeat("here:1")
+    assert await here.owner(store.router) == Owner(False, "", forgotten=True), "the other one has not come yet"
+    await store.heartbeat("there:1")
+    assert await here.owner(store.router) == Owner(True, "there:1")
+    clock.now += store.settings.lease_s
+    assert await here.owner("nobody") == Owner(False, ""), "who has not come by now is dead"
+    await here.close()
 
 
 async def test_a_server_out_of_memory_changes_nothing_half_way(own_server: tuple[EmbeddedServer, RedisStore]) -> None:
