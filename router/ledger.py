@@ -15,7 +15,7 @@ from lifecycle.states import Event, State
 from router import endings
 from router.cell import Cell
 from router.keeping import SEATLESS, Keeper
-from router.stop import Stop
+from router.stop import Stop, Stopped
 from router.store import (
     CreateOutcome,
     CreateResult,
@@ -169,11 +169,17 @@ class Ledger:
         return True
 
     def _heed_own(self) -> None:
-        """A cancel that this router has accepted holds, though the store can not be asked for its tombstone."""
+        """A cancel that this router has accepted holds, though the store can not be asked for its tombstone.
+
+        It came before the request, and so before a clock that ran out while the store was asked: as with a tombstone, the
+        request ends cancelled. Raises Stopped.
+        """
         cancel = self._cell.cancels.get(self.record.request_id)
         if cancel is not None:
             self.record.cancel_requested_at, self.record.cancel_reason = cancel.at, cancel.reason
-            self._stop.request(Ending(FinishReason.CANCELLED, Cause.CLIENT_CANCEL))
+            cancelled = Ending(FinishReason.CANCELLED, Cause.CLIENT_CANCEL)
+            self._stop.request(cancelled)
+            raise Stopped(cancelled)
 
     def taken_over(self, holds: Reservations | None) -> None:
         """The record is in the store, as this router's, and its attempt holds that."""

@@ -11,7 +11,9 @@ from kv_transfer.ports import Push
 from tandem.v1 import inference_pb2 as pb
 from tests.simulation.cell import Cell, Host
 from tests.simulation.clients import Clients, Seen
-from tests.simulation.scenario import OVERALL_S, FaultKind, Scenario
+from tests.simulation.loop import BEGIN_S, BEGIN_WALL_S
+from tests.simulation.scenario import OVERALL_S, SEND_TIMEOUT_S, Behaviour, FaultKind, Scenario
+from tests.simulation.wires import WINDOW_BYTES
 
 #: Seconds from a cancel's answer, and from the end of a clock, to the end of the call, when nothing goes wrong.
 CALM_S = 1.5
@@ -171,7 +173,22 @@ class Checks:
             return True
         if seen.calls > 1 and seen.reason == "REPLAY_GONE":
             return True
+        if seen.reason == "SLOW_CONSUMER":
+            return seen.plan.behaviour is Behaviour.SLOW and self._was_too_slow(seen)
         return seen.reason in _NO_ROOM
+
+    @staticmethod
+    def _was_too_slow(seen: Seen) -> bool:
+        """Whether a client's window was still full when its time for the rest of the stream was over.
+
+        The router can write as long as the window has room, so a call that it ended in time leaves a full window to be taken
+        after that. It counts the time from when the end is stored, which is not before the record's last change.
+        """
+        if seen.record is None:
+            return False
+        ended_at = seen.record.transitions[-1].at.ToNanoseconds() / 1e9 - BEGIN_WALL_S + BEGIN_S
+        due_at = max(ended_at, seen.back_at) + SEND_TIMEOUT_S
+        return sum(size for at, size in seen.taken if at >= due_at) >= WINDOW_BYTES
 
     def _record(self, seen: Seen) -> None:
         """The stored record has ended, and as its client was told."""

@@ -14,7 +14,7 @@ from tests.simulation.channel import Channel
 from tests.simulation.loop import Process
 from tests.simulation.scenario import Behaviour, ClientPlan
 from tests.simulation.told_text import most_returned, text_fault, usual_reason
-from tests.simulation.wires import Network
+from tests.simulation.wires import FRAME_BYTES, Network
 
 #: Seconds that a cancel with `wait`, or a Get, may take.
 CALL_S = 40.0
@@ -37,7 +37,8 @@ class CancelSeen:
 class Seen:
     """What one client saw. `status` is None while a call is open; `left`: it went by itself and is away, `went`: at some time.
 
-    `back_at`: when it came back last. `gap`: it has the end, but not all before it.
+    `back_at`: when it came back last. `gap`: it has the end, but not all before it. `taken`: when it took each event, and how
+    many bytes of the window that gave back.
     """
 
     plan: ClientPlan
@@ -57,6 +58,7 @@ class Seen:
     went: bool = False
     gap: bool = False
     events: dict[int, Any] = field(default_factory=dict)
+    taken: list[tuple[float, int]] = field(default_factory=list)
     cancels: list[CancelSeen] = field(default_factory=list)
     record: Any = None
 
@@ -182,6 +184,7 @@ class Clients(Process):
         plan, events, expected = seen.plan, 0, first
         async for event in call:
             kind = event.WhichOneof("event")
+            seen.taken.append((asyncio.get_running_loop().time(), event.ByteSize() + FRAME_BYTES))
             stored_end = kind == "completed" and seen.calls > 1 and event.sequence_no > expected
             if event.sequence_no != expected and not stored_end:
                 self._wrong(seen, f"event {event.sequence_no} came where {expected} was next")

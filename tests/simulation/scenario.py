@@ -20,6 +20,8 @@ BUSY_S = 8.0
 OVERALL_S = 60.0
 #: A router that has not renewed its lease for so long is held to be dead: the default of `router.redis_link`.
 LEASE_S = 5.0
+#: What a client has for the rest of its stream after the end, in seconds: the default of `router.config`.
+SEND_TIMEOUT_S = 10.0
 
 
 class Behaviour(Enum):

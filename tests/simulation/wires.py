@@ -13,6 +13,8 @@ from tests.simulation.loop import Process, VirtualLoop
 
 #: What a receiver lets a sender run ahead, per direction of a stream, in bytes.
 WINDOW_BYTES = 16_384
+#: What each message takes of it beside itself.
+FRAME_BYTES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +121,7 @@ class Pipe:
         if self.closed:
             return
         if item.kind == "message":
-            self._untaken += len(item.value) + 5
+            self._untaken += len(item.value) + FRAME_BYTES
         now = self._network.loop.time()
         # Timers of the same moment have no order, so no two of a stream have one.
         self._arrives_at = max(self._arrives_at + 1e-6, now + self._network.delay())
@@ -162,7 +164,7 @@ class Pipe:
     def took(self, item: Item) -> Item:
         """Counts an item as taken."""
         if item.kind == "message":
-            self._untaken -= len(item.value) + 5
+            self._untaken -= len(item.value) + FRAME_BYTES
             while self._writers and self._untaken < WINDOW_BYTES:
                 writer = self._writers.popleft()
                 if not writer.done():

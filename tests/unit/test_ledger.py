@@ -8,10 +8,10 @@ import pytest
 from lifecycle.finish import Cause, Ending, FinishReason
 from lifecycle.record import RequestRecord
 from lifecycle.states import Event, State
-from router.keeping import UnansweredCreates
+from router.keeping import AcceptedCancels, Cancel, UnansweredCreates
 from router.ledger import Ledger
 from router.stop import Stop, Stopped
-from router.store import CreateOutcome, CreateResult, WriteOutcome, WriteResult
+from router.store import CreateOutcome, CreateResult, StoreUnavailable, WriteOutcome, WriteResult
 from router.without_store import Outage
 
 CANCEL = Ending(FinishReason.CANCELLED, Cause.CLIENT_CANCEL)
@@ -88,3 +88,29 @@ async def test_a_store_that_forgot_the_request_is_told_before_the_next_attempt()
     await ledger.close()
     assert ledger.record.state is State.QUEUED
     assert store.retries == 2
+
+
+async def test_a_cancel_before_the_request_goes_before_a_clock_that_ran_out_while_the_store_was_asked() -> None:
+    stop, cancels = Stop(), AcceptedCancels(SlowStore())  # type: ignore[arg-type]
+    cancels.add(Cancel("request-1", "not wanted", 0.5))
+
+    class Gone(SlowStore):
+        def statistics(self) -> SimpleNamespace:
+            return SimpleNamespace(available=True)
+
+        async def create(self, record: RequestRecord) -> CreateResult:
+            stop.request(Ending(FinishReason.DEADLINE_EXCEEDED, Cause.OVERALL_DEADLINE))
+            raise StoreUnavailable("create", "no answer")
+
+    store, metrics = Gone(), SimpleNamespace(unrecorded=SimpleNamespace(inc=lambda *_: None))
+    record = RequestRecord("request-1", "tenant", "model", "snapshot", "body", 0, "router-0", "", 1.0)
+    unanswered = UnansweredCreates(store)  # type: ignore[arg-type]
+    cell = SimpleNamespace(
+        store=store, unwritten=None, unanswered=unanswered, outage=Outage.SERVE, metrics=metrics, cancels=cancels
+    )
+    ledger = Ledger(cell, record, stop)  # type: ignore[arg-type]
+    with pytest.raises(Stopped) as stopped:
+        await ledger.create()
+    await ledger.close()
+    assert stopped.value.ending == CANCEL
+    assert (record.cancel_requested_at, record.cancel_reason) == (0.5, "not wanted")
