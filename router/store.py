@@ -4,9 +4,8 @@ The router that serves a request owns its record and keeps a copy of it; the cop
 `advance` and `finish` bring the stored record up to the copy, whatever was written or lost before: doing it twice, late or
 after an outage comes to the same. Other routers may flag a cancel, and reap when the owner's lease has run out.
 
-All times are wall-clock seconds since the epoch of the calling router. Every method but `statistics` raises
-StoreUnavailable when the store does not answer in time; nothing is known then about whether the call took effect, and
-calling again with the same arguments is always safe.
+All times are wall-clock seconds since the epoch of the calling router. Every method but `statistics` raises StoreUnavailable when
+the store does not answer in time: whether the call took effect is not known then, and calling again is always safe.
 """
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -157,10 +156,8 @@ class LiveRequest:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """A router that owns records: whether its lease holds, and where other routers reach it ("" when it has not said).
-
-    forgotten: the store has lost its memory just now, so a router without a lease may live and not have renewed it yet.
-    """
+    """A router that owns records: whether its lease holds, where other routers reach it ("" when it has not said), and whether
+    the store has lost its memory just now (`forgotten`), so that one without a lease may live."""
 
     alive: bool
     address: str
@@ -183,7 +180,7 @@ class AdoptOutcome(Enum):
     ALIVE = "alive"
     """Its owner lives."""
     UNTIMELY = "untimely"
-    """This router is in no position to judge whether its owner lives: the store was not asked."""
+    """This router may not judge whether its owner lives now."""
     GONE = "gone"
     """It has ended, or another router owns it."""
 

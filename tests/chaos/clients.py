@@ -45,11 +45,7 @@ class Connection:
 
 @dataclass(slots=True)
 class Story:
-    """What one client got. `left`: it went away on purpose and did not come back.
-
-    `twin_had_all`: another client asked the same, and the store forgets in this round: until routers have told it again where
-    they are, a router that did not run the request knows its end alone. `alone`: that came, under its own number.
-    """
+    """What one client got. `left`: it went away on purpose and did not come back."""
 
     request_id: str
     events: dict[int, pb.GenerateResponse] = field(default_factory=dict)
@@ -57,8 +53,6 @@ class Story:
     cancels: list[pb.CancelResponse] = field(default_factory=list)
     left: bool = False
     broken: str = ""
-    twin_had_all: bool = False
-    alone: bool = False
 
     @property
     def completed(self) -> pb.Completed | None:
@@ -85,10 +79,6 @@ class Story:
             if number not in (0, len(self.events)):
                 raise Broken(f"the end alone has number {number} after {len(self.events)} events")
             self.events[len(self.events)] = event
-            return
-        if kind == "completed" and self.twin_had_all and number > 0 and not self.events:
-            self.alone = True
-            self.events[0] = event
             return
         if number != wanted:
             raise Broken(f"event {number} where {wanted} was due")
@@ -125,7 +115,6 @@ class Client:
         self._routers = routers
         self._attaches = attaches
         self._forgetful = forgetful
-        self.story.twin_had_all = forgetful and order.manner is Manner.TWICE
         self._unknown = 0
         self._acted = False
         self._cancelling: asyncio.Task[None] | None = None
