@@ -146,15 +146,18 @@ async def test_a_member_that_goes_on_gets_a_prefill_once_the_prompt_was_told(red
     wanted = {"log_probabilities": pb.LogProbabilityParams(top=0, prompt=True)}
     async with router_world(redis_url, cell, decodes=2, decode_info={"computes_prompts": True}) as world:
         for decode in world.decodes:
-            decode.script.tokens, decode.script.cut_after = 8, 3
+            decode.script.tokens = 8
+            decode.script.output.hold()
         running = world.client.begin(request("r1", **wanted))
 
         async def opens() -> int:
             return sum(len(one.opens) for one in world.decodes)
 
-        await until(opens, 2)
+        await until(opens, 1)
+        first = next(decode for decode in world.decodes if decode.opens)
+        first.script.cut_after = 3
         for decode in world.decodes:
-            decode.script.cut_after = None
+            decode.script.output.release()
         answer = await asyncio.wait_for(running, 5)
         answer.check_order()
         assert answer.text == TEXT and len(world.prefill.requests) == 1
