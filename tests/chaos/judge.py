@@ -46,7 +46,7 @@ def judge(plan: Plan, order: Order, story: Story, expected: Expected, record: pb
         assert completed.finish_reason == pb.FINISH_REASON_CANCELLED
         return "cancelled"
     failure = f"FAILED {label(pb.FinishReason, completed.finish_reason)}/{completed.cause}"
-    assert completed.cause in _excuses(plan, story, record), failure
+    assert completed.cause in _excuses(plan, order, story, record), failure
     return f"failed ({completed.cause})"
 
 
@@ -96,14 +96,15 @@ def _status_of(story: Story) -> grpc.StatusCode:
     return _STATUS.get(story.completed.state, grpc.StatusCode.UNAVAILABLE)
 
 
-def _excuses(plan: Plan, story: Story, record: pb.RequestRecord | None) -> set[str]:
+def _excuses(plan: Plan, order: Order, story: Story, record: pb.RequestRecord | None) -> set[str]:
     """Causes of a failure that nobody could have prevented."""
     causes = set()
     if not RESUMES and plan.hits(_ENDS, "decode"):
         causes |= {"decode_lost", "handover_failed", "shutting_down"}
     if plan.hits({Kind.TERM}, "router"):
         causes.add("shutting_down")
-    delivering = record is not None and any(step.state == pb.REQUEST_STATE_DRAINING for step in record.transitions)
+    slow = order.manner in (Manner.SLOW, Manner.CRAWL) and record is not None
+    delivering = slow and any(step.state == pb.REQUEST_STATE_DRAINING for step in record.transitions)
     if plan.hits(_ENDS, "router") and (delivering or not (ADOPTS and story.tokens)):
         # Nobody but the lost router had its body, or what decode had said to the end and a slow client had not read.
         causes.add("router_lost")
