@@ -72,7 +72,7 @@ class SeatOrigin:
 class Reader:
     """One call that reads a seat. `news` is set when there is something to write; a call that has lost the seat gets none.
 
-    taken: set when its router has said that the end has arrived.
+    taken: set when its router does not need the end any more. keeps_end: its router has the end, and a client still reads.
     patience: the time-out around its writing; it has no end until `interrupt`.
     """
 
@@ -81,6 +81,7 @@ class Reader:
     news: asyncio.Event = field(default_factory=asyncio.Event)
     taken: asyncio.Event = field(default_factory=asyncio.Event)
     delivered: bool = False
+    keeps_end: bool = False
     patience: asyncio.Timeout | None = None
 
     def interrupt(self) -> None:
@@ -221,6 +222,11 @@ class SeatStream:
     def held(self) -> bool:
         """Whether nobody reads it and somebody may come."""
         return self.tenure.state is TenureState.HELD
+
+    @property
+    def kept(self) -> bool:
+        """Whether it has ended, and its end is with a router whose client still reads."""
+        return self.ended_at is not None and self.reader is not None and self.reader.keeps_end and not self.held
 
     @property
     def buffer_bytes(self) -> int:

@@ -215,8 +215,8 @@ class DecodeService:
         self.inbox.put_always(m.StopAdmitting())
 
     async def drained(self) -> None:
-        """Until every stream has ended, and every write from pages here."""
-        await self.streams.wait_until_none()
+        """Until every stream and every write from pages here has ended. Ends kept while a client reads are not waited for."""
+        await self.streams.wait_until_idle()
         while self.snapshot is not None and self.snapshot.pushes_in_flight:
             self._told.clear()
             await self._told.wait()

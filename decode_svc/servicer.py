@@ -194,12 +194,14 @@ class DecodeServicer(pb_grpc.DecodeServiceServicer):
                 lost = True
                 cause = wire.loss_cause(message.prefill_lost)
                 self._inbox.put_always(LosePrefill(stream.number, cause, message.prefill_lost.drained))
+            elif kind == "keep_end":
+                self._streams.keep_end(stream, reader)
             elif kind == "pause":
                 self._moves.pause(stream)
             elif kind == "push":
                 await self._moves.push(stream, message.push)
             elif kind != "prefill_lost":
-                stream.break_off("after the first message only cancel, prefill_lost, pause and push are taken")
+                stream.break_off("after the first message only cancel, prefill_lost, pause, push and keep_end are taken")
                 return
 
     async def _write(self, stream: SeatStream, reader: Reader, context: Any) -> None:

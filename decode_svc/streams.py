@@ -27,7 +27,8 @@ _SLOW = Ending(FinishReason.SLOW_CONSUMER, Cause.SLOW_CONSUMER)
 
 @dataclass(frozen=True, slots=True)
 class StreamLimits:
-    """Bounds. hold_most_s: longest hold, in seconds; held_most: ends that nobody took, beside seats that still run.
+    """Bounds. hold_most_s: longest hold, in seconds; held_most: ends that nobody took, or that are kept while a client reads,
+    beside seats that still run.
 
     replay_bytes: what is kept of a seat's output to be sent again; replay_total_bytes: of all seats.
     """
@@ -49,7 +50,7 @@ class Streams:
         self._numbers = itertools.count(1)
         self._streams: dict[int, SeatStream] = {}
         self._keys: dict[AttemptKey, SeatStream] = {}
-        self._none_left = asyncio.Event()
+        self._idle_again = asyncio.Event()
         self._holds = True
         self._replay_bytes = 0
 
@@ -96,6 +97,13 @@ class Streams:
     def forget(self, stream: SeatStream) -> None:
         """The seat never reached the engine: nothing will come for it."""
         self._remove(stream)
+
+    def keep_end(self, stream: SeatStream, reader: Reader) -> None:
+        """The end has arrived, and a client still reads: it stays, for a router that takes the seat over, until its call ends."""
+        if stream.ended_at is not None:
+            reader.keeps_end = True
+            self._bound_ends()
+            self._tell_idle()
 
     def cancel(self, stream: SeatStream, ending: Ending, requested_at: float) -> None:
         """Its router wants the end: nobody will come back for it."""
@@ -156,7 +164,7 @@ class Streams:
     def _look_at_reader(self, stream: SeatStream, now: float, linger_s: float) -> None:
         reader = stream.reader
         if stream.ended_at is not None:
-            if reader is not None and now - max(stream.ended_at, reader.since) >= linger_s:
+            if reader is not None and not stream.kept and now - max(stream.ended_at, reader.since) >= linger_s:
                 reader.interrupt()
             return
         since, limit_s = stream.not_taken_since(), stream.origin.limits.inter_token_s
@@ -168,14 +176,14 @@ class Streams:
         self._holds = False
         for stream in list(self._streams.values()):
             stream.tenure.hold_s = 0.0
-            if stream.held:
-                self._give_up(stream)
+            if stream.held or stream.kept:
+                self._let_go(stream)
 
-    async def wait_until_none(self) -> None:
-        """Return when there is no stream."""
-        while self._streams:
-            self._none_left.clear()
-            await self._none_left.wait()
+    async def wait_until_idle(self) -> None:
+        """Return when there is no stream but ends that routers have and still deliver."""
+        while not self._idle:
+            self._idle_again.clear()
+            await self._idle_again.wait()
 
     # inside
 
@@ -196,9 +204,20 @@ class Streams:
         if not stream.held:
             self._end_of_wait(stream)
             return
-        ended = [one for one in self._streams.values() if one.held and one.ended_at is not None]
+        self._bound_ends()
+
+    def _bound_ends(self) -> None:
+        """Of too many ends that are only kept for a router to come, the oldest goes."""
+        ended = {one: one.ended_at for one in self._streams.values() if one.ended_at is not None and (one.held or one.kept)}
         if len(ended) > self._limits.held_most:
-            self._give_up(min(ended, key=lambda one: one.tenure.held_until))
+            self._let_go(min(ended, key=ended.__getitem__))
+
+    def _let_go(self, stream: SeatStream) -> None:
+        if stream.held:
+            self._give_up(stream)
+        elif stream.reader is not None:
+            stream.reader.keeps_end = False
+            stream.reader.taken.set()
 
     def _give_up(self, stream: SeatStream) -> None:
         stream.tenure.give_up()
@@ -215,8 +234,15 @@ class Streams:
         self._replay_bytes -= stream.replay_bytes
         if self._keys.get(stream.origin.key) is stream:
             del self._keys[stream.origin.key]
-        if not self._streams:
-            self._none_left.set()
+        self._tell_idle()
+
+    @property
+    def _idle(self) -> bool:
+        return all(stream.kept for stream in self._streams.values())
+
+    def _tell_idle(self) -> None:
+        if self._idle:
+            self._idle_again.set()
 
     # books
 

@@ -98,7 +98,7 @@ class Attempt:
                     outcome = await self._taken_over(takeover, admitted)
             finally:
                 route.seat = None
-            return self._moves(seat, stack.pop_all(), outcome) if isinstance(outcome, Paused) else outcome
+            return await self._left(seat, stack, outcome)
 
     async def _taken_over(self, takeover: Takeover, admitted: Admitted | None) -> Ending | Again | Paused:
         route, seat, adopted = self._route, takeover.seat, takeover.adopted
@@ -146,9 +146,7 @@ class Attempt:
             return self._refused(admitted, refusal)
         finally:
             self._route.seat = None
-        if isinstance(outcome, Paused):
-            return self._moves(seat, stack.pop_all(), outcome)
-        return outcome
+        return await self._left(seat, stack, outcome)
 
     async def _seated(self, admitted: Admitted, seat: Seat, granted: Granted, source: Source | None) -> Ending | Again | Paused:
         """A seat was given: the prompt is computed there, or elsewhere and handed over, or the KV comes from `source`."""
@@ -238,6 +236,16 @@ class Attempt:
         if self._cell.admission.could_move(self._place, self._progress.selected_tokens):
             self._pausing = True
             seat.pause()
+
+    async def _left(self, seat: Seat, stack: AsyncExitStack, outcome: Ending | Again | Paused) -> Ending | Again:
+        """Nothing is read from the seat any more. The seat of an output that ended stays open until the request's end stands."""
+        if isinstance(outcome, Paused):
+            return self._moves(seat, stack.pop_all(), outcome)
+        if self._route.ledger.disowned:
+            seat.leave_end()
+        elif isinstance(outcome, Ending) and seat.ended and self._route.stop.ending is None:
+            await self._route.seat_ended(seat, stack.pop_all())
+        return outcome
 
     def _moves(self, seat: Seat, stack: AsyncExitStack, paused: Paused) -> Ending | Again:
         """The sequence stands still: the next attempt takes it from here."""

@@ -44,6 +44,7 @@ async def conclude(route: "Route", ending: Ending) -> None:
         route.give_up()
         return
     route.standing = standing
+    await route.leave_seat()
     answer_ended(route, standing)
     observe_end(route.cell.metrics, standing)
     _note_end(route, standing)
@@ -88,6 +89,8 @@ async def _deliver(route: "Route", ending: Ending) -> Ending:
     if route.record.state is not State.DRAINING:  # a request from another router may be that far
         route.ledger.advance(Event.STOPPED)
     stream = route.stream
+    if stream.read and not stream.empty:
+        route.keep_end()
     try:
         while stream.read and not stream.empty:
             await route.stop.until(stream.changed())

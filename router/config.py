@@ -131,7 +131,7 @@ class RouterSettings(ServerSettings, kw_only=True, frozen=True, forbid_unknown_f
     ] = 5.0
     seat_hold_s: Annotated[
         float, setting("A seat outlives the stream of a router that went so long, to be adopted.", "seconds", ge=0, le=600)
-    ] = 10.0
+    ] = 20.0
     attach_grace_s: Annotated[
         float, setting("For the client of a request whose router died to come back.", "seconds", gt=0, le=_DAY_S)
     ] = 10.0

@@ -8,6 +8,7 @@ into a RequestStream.
 import asyncio
 import logging
 from collections.abc import Coroutine
+from contextlib import AsyncExitStack
 from typing import Any
 
 from lifecycle.finish import Cause, Ending, FinishReason
@@ -76,6 +77,8 @@ class Route:
         self.seat: Seat | None = None
         #: The seat of a draining member that the next attempt takes the KV from.
         self.source: Source | None = None
+        self._ended_seat: Seat | None = None
+        self._until_end = AsyncExitStack()
         self._leaving: set[asyncio.Task[None]] = set()
         self.ended = asyncio.Event()
 
@@ -112,9 +115,10 @@ class Route:
 
     async def _run(self) -> None:
         with self.stop.tells(lambda _: self.ledger.observe()):
-            ending = await self._serve()
-            if ending is not None:
-                await conclude(self, ending)
+            async with self._until_end:
+                ending = await self._serve()
+                if ending is not None:
+                    await conclude(self, ending)
 
     async def _serve(self) -> Ending | None:
         """Until nothing is held any more. None when the request was over before it began. Raises StatusError."""
@@ -161,6 +165,21 @@ class Route:
             await self.leave_source()
             if self._leaving:
                 await asyncio.wait(self._leaving)
+
+    async def seat_ended(self, seat: Seat, stack: AsyncExitStack) -> None:
+        """The output has ended. The seat's stream, held by `stack`, stays open until the request's end stands: its member keeps
+        what a router that would have to adopt the request goes on from."""
+        await self._until_end.enter_async_context(stack)
+        self._ended_seat = seat
+
+    def keep_end(self) -> None:
+        """The end will stand only when a client has read everything, which may take long."""
+        if self._ended_seat is not None:
+            self._ended_seat.keep_end()
+
+    async def leave_seat(self) -> None:
+        """The end stands: nobody will go on from the seat."""
+        await self._until_end.aclose()
 
     def source_served(self) -> None:
         """The KV is where it was to go: the seat that it came from ends, beside whatever the request does."""
@@ -232,6 +251,8 @@ class Route:
         """Another router has the request now, or will: it has no end here, and its readers follow it there."""
         _log.warning("request %s goes on at another router", self.request.request_id)
         self.arrival.span.end(ok=True)
+        if self._ended_seat is not None:
+            self._ended_seat.leave_end()
         if self.ledger.goes_on or not self.stream.log.next_no:
             self.stream.move()
             return

@@ -23,7 +23,7 @@ from telemetry.tracing import metadata_with
 
 _log = logging.getLogger(__name__)
 
-#: Reason of a CancelSeat after the end: it has arrived.
+#: Reason of a CancelSeat after the end: it has arrived, and is not needed any more.
 TAKEN = "taken"
 
 #: For a member to end the RPC after its last event.
@@ -119,7 +119,7 @@ class SeatLimits:
     grant_s: float = 5.0
     cancel_grace_s: float = 5.0
     #: How long a seat outlives its stream when the stream ends without a cancel.
-    hold_s: float = 10.0
+    hold_s: float = 20.0
 
 
 class Seat:
@@ -134,6 +134,7 @@ class Seat:
         self._saying: asyncio.Task[None] | None = None
         self._leaving = False
         self._losing = False
+        self._leaves_end = False
         self.member = member
         self.ended = False
 
@@ -215,6 +216,15 @@ class Seat:
         if not self._leaving and not self.ended:
             self.say(decode_pb2.DecodeRequest(push=decode_pb2.PushSeat(grant=grant)))
 
+    def keep_end(self) -> None:
+        """Ask the member to keep the end that it has told until this stream is closed: a client still reads."""
+        if self.ended and not self._cut:
+            self.say(decode_pb2.DecodeRequest(keep_end=decode_pb2.KeepEnd()))
+
+    def leave_end(self) -> None:
+        """The end is another router's to take: this one does not say that it has it."""
+        self._leaves_end = True
+
     def cut(self, why: str) -> None:
         """End the stream now, on this side."""
         if not self._cut and not self.ended:
@@ -224,7 +234,7 @@ class Seat:
     async def close(self) -> None:
         """The end, whatever came before: nothing is open and no task is left."""
         self._expect_none()
-        if self.ended and not self._cut:
+        if self.ended and not self._cut and not self._leaves_end:
             # The member keeps an end that it can not know to have arrived.
             self.say(decode_pb2.DecodeRequest(cancel=decode_pb2.CancelSeat(reason=TAKEN)))
             await self._read_to_end()

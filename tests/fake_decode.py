@@ -29,6 +29,8 @@ class FakeSeat:
     opened_at: float = field(default_factory=time.monotonic)
     committed: asyncio.Event = field(default_factory=asyncio.Event)
     stopped: asyncio.Event = field(default_factory=asyncio.Event)
+    #: Its router has its end, and needs it no more.
+    taken: bool = False
     paused: asyncio.Event = field(default_factory=asyncio.Event)
     pushed: asyncio.Event = field(default_factory=asyncio.Event)
     push: decode_pb2.PushSeat | None = None
@@ -223,6 +225,11 @@ class FakeDecode(FakeMember, decode_pb2_grpc.DecodeServiceServicer, member_pb2_g
                     seat.written += 1
                     await seat.tell()
             elif seat.finished:
+                if seat.opening.hold_s > 0 and seat.event("ended") is not None:
+                    async with seat.changed:
+                        await seat.changed.wait_for(lambda: seat.reader is not me or seat.taken)
+                    if seat.reader is not me:
+                        break
                 await self._drop(seat)
                 if seat.event("ended") is None and seat.event("refused") is None and self.script.cut_code is not None:
                     await context.abort(self.script.cut_code, "scripted")
@@ -267,7 +274,12 @@ class FakeDecode(FakeMember, decode_pb2_grpc.DecodeServiceServicer, member_pb2_g
                 seat.push = request.push if kind == "push" else None
                 (seat.pushed if kind == "push" else seat.paused).set()
                 continue
+            if kind == "keep_end":
+                self.heard.append(kind)
+                continue
             if kind == "cancel" and request.cancel.reason == TAKEN:
+                seat.taken = True
+                await seat.tell()
                 continue
             seat.reason = request.cancel.reason if kind == "cancel" else request.prefill_lost.cause
             self.heard.append(seat.reason)

@@ -105,7 +105,8 @@ def _excuses(plan: Plan, order: Order, story: Story, record: pb.RequestRecord | 
         causes.add("shutting_down")
     slow = order.manner in (Manner.SLOW, Manner.CRAWL) and record is not None
     delivering = slow and any(step.state == pb.REQUEST_STATE_DRAINING for step in record.transitions)
-    if plan.hits(_ENDS, "router") and (delivering or not (ADOPTS and story.tokens)):
-        # Nobody but the lost router had its body, or what decode had said to the end and a slow client had not read.
+    only_there = delivering and plan.hits(_ENDS, "decode")
+    if plan.hits(_ENDS, "router") and (only_there or not (ADOPTS and story.tokens)):
+        # Nobody but the lost router had its body; or what a slow client had not read was with it and with a member that is gone.
         causes.add("router_lost")
     return causes

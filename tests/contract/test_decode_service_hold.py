@@ -10,6 +10,7 @@ from router.member_link import Member as RouterMember
 from router.member_link import MemberInfo
 from router.pool_messages import SeatEnd
 from router.seat import SeatLimits, seat_stream
+from rpc import clocks
 from rpc.details import details_from
 from tandem.pools.v1 import decode_pb2, grant_pb2
 from tandem.v1 import inference_pb2 as v1
@@ -124,6 +125,13 @@ async def until_held(member: Member) -> None:
     await until(found, WAIT_S, "the seat is held")
 
 
+async def until_kept(member: Member) -> None:
+    async def kept() -> bool:
+        return all(stream.kept for stream in member.service.streams._streams.values())
+
+    await until(kept, WAIT_S, "the end is kept")
+
+
 async def test_a_call_that_looks_open_loses_the_seat_to_the_one_that_adopts() -> None:
     async with decode_member({PROMPT: b"abcdef"}) as member:
         member.runner.gate.hold()
@@ -219,6 +227,24 @@ async def test_a_routers_seat_says_that_the_end_has_arrived() -> None:
             assert len(member.service.streams) == 1
         assert len(member.service.streams) == 0, "it was told before the call ended"
         await member.assert_empty()
+
+
+async def test_an_end_is_kept_for_as_long_as_a_client_reads() -> None:
+    """The router that has it is lost: another one gets everything again. A member that drains does not wait for clients."""
+    async with decode_member({PROMPT: b"hello"}) as member:
+        seat = await member.open(PROMPT, max_output_tokens=5, **HELD)
+        await seat.until("ended")
+        await seat.send(keep_end=decode_pb2.KeepEnd())
+        await until_kept(member)
+        member.service.streams.look_after(clocks.monotonic() + 1000.0, 10.0)
+        await abandoned(member, seat)
+        again = await member.adopt(KEY, 1)
+        await again.until("ended")
+        assert again.text == "hello"
+        await again.send(keep_end=decode_pb2.KeepEnd())
+        await until_kept(member)
+        async with asyncio.timeout(WAIT_S):
+            assert await member.process.drain() == 0
 
 
 async def test_a_cancelled_seat_is_not_held() -> None:

@@ -137,6 +137,29 @@ async def test_a_seat_that_is_gone_too_ends_the_request(redis_url: str, cell: st
         assert again.events[0].sequence_no > 8, "no number that its lost router can have given"
 
 
+async def test_a_router_that_is_lost_while_a_slow_client_reads_takes_nothing_with_it(redis_url: str, cell: str) -> None:
+    """Decode has said everything; it keeps that until the request's end stands. Both clients get every event once."""
+    room = {"buffer_bytes": 512 * 1024, "replay_bytes": 1024 * 1024}
+    async with router_world(redis_url, cell, routers=2, lease_s=LEASE_S, **room) as world:
+        world.decode.script.tokens, world.decode.script.text = 100, lambda index: f"{index:03d}" + "x" * 2000
+        call = world.client.stub.Generate(request("r1", max_output_tokens=100))
+        seen = [await call.read()]
+        await until(lambda: stored_state(world), "draining")
+        await until(lambda: _heard(world), ["keep_end"])
+        world.links[0].cut = True
+        await until(lambda: _adopted(world), 1, 15)
+        answer = await world.clients[1].attach("r1", 0)
+        assert answer.error is None, answer.error
+        answer.check_order()
+        assert (answer.code, len(answer.events)) == (grpc.StatusCode.OK, 102)
+        world.links[0].cut = False
+        rest = [event async for event in _rest(call)]
+        assert [*seen, *rest] == answer.events and await call.code() is grpc.StatusCode.OK
+        record = await world.clients[1].get("r1")
+        assert (record.state, record.attempt) == (pb.REQUEST_STATE_FINISHED, 1) and record.router.startswith("router-1@")
+        await world.at_rest()
+
+
 async def test_an_adopted_request_survives_its_decode_member_too(redis_url: str, cell: str) -> None:
     async with router_world(redis_url, cell, routers=2, decodes=2, lease_s=LEASE_S) as world:
         for decode in world.decodes:
@@ -164,7 +187,7 @@ async def test_an_adopted_request_survives_its_decode_member_too(redis_url: str,
 
 async def test_a_seat_that_a_router_takes_after_it_has_lost_the_record_costs_an_attempt(redis_url: str, cell: str) -> None:
     """A router that took a request over and stood still comes for the seat when another one has the request."""
-    async with router_world(redis_url, cell) as world:
+    async with router_world(redis_url, cell, seat_hold_s=5.0) as world:
         world.decode.script.tokens = 8
         gate = world.decode.script.output
         gate.hold()
@@ -273,6 +296,10 @@ def ledger(store: RedisStore, request_id: str, unanswered: UnansweredCreates | N
         metrics=SimpleNamespace(adoptions=adoptions),
     )
     return Ledger(cast(Cell, cell), new_record(request_id, store.router), Stop())
+
+
+async def _heard(world: World) -> list[str]:
+    return world.decode.heard
 
 
 async def _readers(world: World) -> int:

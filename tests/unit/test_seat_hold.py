@@ -133,6 +133,62 @@ def test_ends_that_nobody_takes_are_bounded_in_number() -> None:
     assert [desk.streams.find(AttemptKey("r", attempt)) is not None for attempt in range(1, 5)] == [False, False, True, True]
 
 
+def kept(desk: Desk, stack: ExitStack, attempt: int) -> Reader:
+    """The call of an ended seat whose router has the end and a client that still reads."""
+    stream = stack.enter_context(desk.seat(origin(hold_s=5.0, attempt=attempt)))
+    desk.end(stream)
+    assert stream.reader is not None
+    desk.streams.keep_end(stream, stream.reader)
+    return stream.reader
+
+
+async def test_an_end_is_kept_while_a_client_reads_and_held_when_its_router_goes() -> None:
+    desk = Desk()
+    with ExitStack() as stack:
+        reader = kept(desk, stack, 1)
+        reader.patience = asyncio.timeout(None)
+        desk.streams.look_after(1000.0, linger_s=1.0)
+        assert reader.patience.when() is None, "its call is left alone"
+    stream = desk.streams.find(AttemptKey("r", 1))
+    assert stream is not None and stream.held and not stream.kept
+    desk.streams.look_after(15.0, linger_s=1.0)
+    assert len(desk.streams) == 0
+
+
+def test_nothing_is_kept_before_the_end() -> None:
+    desk = Desk()
+    with desk.seat(origin(hold_s=5.0)) as stream:
+        assert stream.reader is not None
+        desk.streams.keep_end(stream, stream.reader)
+        desk.end(stream)
+        assert not stream.kept
+
+
+def test_kept_ends_are_bounded_in_number_with_those_that_nobody_takes() -> None:
+    desk = Desk(held_most=2)
+    with ExitStack() as stack:
+        desk.now += 0.1
+        with desk.seat(origin(hold_s=5.0, attempt=1)) as stream:
+            desk.end(stream)
+        readers = []
+        for attempt in (2, 3):
+            desk.now += 0.1
+            readers.append(kept(desk, stack, attempt))
+        assert desk.streams.find(AttemptKey("r", 1)) is None, "it had waited longest"
+        desk.now += 0.1
+        readers.append(kept(desk, stack, 4))
+        assert [reader.taken.is_set() for reader in readers] == [True, False, False]
+
+
+async def test_a_member_that_stops_does_not_wait_for_clients() -> None:
+    desk = Desk()
+    with ExitStack() as stack:
+        reader = kept(desk, stack, 1)
+        await asyncio.wait_for(desk.streams.wait_until_idle(), 1.0)
+        desk.streams.stop_holding()
+        assert reader.taken.is_set()
+
+
 def test_a_member_that_stops_waits_for_nobody() -> None:
     desk = Desk()
     with desk.seat(origin(hold_s=5.0)) as ended:

@@ -25,20 +25,22 @@ class CheckGrammarResponse(_message.Message):
     def __init__(self, problem: _Optional[str] = ..., costly: _Optional[bool] = ...) -> None: ...
 
 class DecodeRequest(_message.Message):
-    __slots__ = ("open", "cancel", "prefill_lost", "adopt", "pause", "push")
+    __slots__ = ("open", "cancel", "prefill_lost", "adopt", "pause", "push", "keep_end")
     OPEN_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     PREFILL_LOST_FIELD_NUMBER: _ClassVar[int]
     ADOPT_FIELD_NUMBER: _ClassVar[int]
     PAUSE_FIELD_NUMBER: _ClassVar[int]
     PUSH_FIELD_NUMBER: _ClassVar[int]
+    KEEP_END_FIELD_NUMBER: _ClassVar[int]
     open: Open
     cancel: CancelSeat
     prefill_lost: PrefillLost
     adopt: Adopt
     pause: PauseSeat
     push: PushSeat
-    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., cancel: _Optional[_Union[CancelSeat, _Mapping]] = ..., prefill_lost: _Optional[_Union[PrefillLost, _Mapping]] = ..., adopt: _Optional[_Union[Adopt, _Mapping]] = ..., pause: _Optional[_Union[PauseSeat, _Mapping]] = ..., push: _Optional[_Union[PushSeat, _Mapping]] = ...) -> None: ...
+    keep_end: KeepEnd
+    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., cancel: _Optional[_Union[CancelSeat, _Mapping]] = ..., prefill_lost: _Optional[_Union[PrefillLost, _Mapping]] = ..., adopt: _Optional[_Union[Adopt, _Mapping]] = ..., pause: _Optional[_Union[PauseSeat, _Mapping]] = ..., push: _Optional[_Union[PushSeat, _Mapping]] = ..., keep_end: _Optional[_Union[KeepEnd, _Mapping]] = ...) -> None: ...
 
 class Open(_message.Message):
     __slots__ = ("key", "model_snapshot", "incarnation", "prompt_token_ids", "sampling", "stop", "max_output_tokens", "output_mode", "utf8_policy", "priority", "first_sequence_no", "first_token_remaining_s", "inter_token_s", "overall_remaining_s", "prefill", "traceparent", "output_token_ids", "sent_text_bytes", "returned_tokens", "moved", "slow_reader", "hold_s", "since_last_token_s", "tenant_salt", "most_computed_tokens", "log_probabilities", "held_log_probabilities", "returned", "echo_prompt", "grammar")
@@ -115,6 +117,10 @@ class Adopt(_message.Message):
     def __init__(self, key: _Optional[_Union[_grant_pb2.AttemptKey, _Mapping]] = ..., incarnation: _Optional[str] = ..., next_sequence_no: _Optional[int] = ...) -> None: ...
 
 class PauseSeat(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class KeepEnd(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
