@@ -19,6 +19,8 @@ from tests.simulation.wires import WINDOW_BYTES
 CALM_S = 1.5
 #: The same when something does: leases, keepalives and drains have their time.
 ROUGH_S = 75.0
+#: Seconds for which routers may be away, all together, before a seat that they have left is given up.
+SEATS_WAIT_S = 10.0
 
 #: Books that are sizes, not holdings.
 _SIZES = frozenset({"pages_total", "pages_free", "pages_cached"})
@@ -157,6 +159,8 @@ class Checks:
         blamed = _NEEDS.get(cause)
         if blamed is not None and not kinds & blamed:
             self.found(f"{name} ended with {cause}, which nothing that happened explains")
+        if cause == "router_lost" and seen.tokens and self._only_routers_fail():
+            self.found(f"{name} had a seat, and was lost with its router")
         if not seen.completed.HasField("usage") and not kinds & _NEEDS["router_lost"]:
             self.found(f"{name} ended without counts, though no router was lost")
         early = [one for one in seen.cancels if one.answer is not None and one.answered_at < seen.sent_at]
@@ -167,6 +171,17 @@ class Checks:
         forgets = kinds & {FaultKind.STORE_EMPTY, FaultKind.CLOCK}
         if early and seen.completed.state != pb.REQUEST_STATE_CANCELLED and not forgets:
             self.found(f"{name} was cancelled before it came and ran all the same")
+
+    def _only_routers_fail(self) -> bool:
+        """Whether nothing but routers and their connections to clients fails, for less than a seat is held with the time that it
+        takes to see that a router is gone."""
+        ends = {FaultKind.KILL, FaultKind.FREEZE, FaultKind.DRAIN, FaultKind.CUT, FaultKind.BREAK}
+        faults = self._scenario.faults
+        names = {name for fault in faults for name in fault.names}
+        of_routers = all(fault.kind in ends for fault in faults) and all(
+            name.startswith(("router-", "clients")) for name in names
+        )
+        return of_routers and sum(fault.lasts_s for fault in faults) < SEATS_WAIT_S
 
     def _refusal_is_right(self, seen: Seen) -> bool:
         if seen.plan.timeout_s is not None and seen.status is grpc.StatusCode.DEADLINE_EXCEEDED:
