@@ -229,11 +229,12 @@ class RedisStore:
             claims = request.holds.claims if request.holds is not None else ()
             reply = await self._json(
                 "assert_live",
-                [keys.record(record.request_id), keys.reserved, keys.owned(self._router), keys.cancels],
+                [keys.record(record.request_id), keys.reserved, keys.owned(self._router), keys.cancels, keys.leases],
                 [
                     redis_codec.copy_text(record, next(self._revisions)),
                     redis_codec.claims_text(claims, tokens=redis_codec.phase(record) == "everything"),
                     self.settings.live_ttl_s,
+                    self.settings.lease_s,
                 ],
             )
             result = redis_codec.write_result(reply)

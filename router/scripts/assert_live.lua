@@ -1,6 +1,7 @@
--- As advance, and heals: a record that is missing is made anew, what its attempt holds is held again.
--- KEYS: record, reserved, owned ids of the router, cancels
--- ARGV: copy, claims, live_ttl_s
+-- As advance, and heals: a record that is missing is made anew, what its attempt holds is held again. Whoever owns a request has
+-- a lease that can run out: without one nobody would take the router for dead.
+-- KEYS: record, reserved, owned ids of the router, cancels, leases
+-- ARGV: copy, claims, live_ttl_s, lease_s
 local copy = cjson.decode(ARGV[1])
 local claims = cjson.decode(ARGV[2])
 local record = load_record(KEYS[1])
@@ -30,6 +31,8 @@ fields.holds = encode_list(holds)
 save(KEYS[1], record, fields, ARGV[3])
 redis.call('SADD', KEYS[3], id)
 redis.call('EXPIRE', KEYS[3], ARGV[3])
+redis.call('ZADD', KEYS[5], 'NX', server_time() + tonumber(ARGV[4]), record.router)
+redis.call('EXPIRE', KEYS[5], ARGV[3])
 if record.cancel_requested_at ~= '' then
   redis.call('HSET', KEYS[4], id, record.router)
   redis.call('EXPIRE', KEYS[4], ARGV[3])

@@ -1,4 +1,5 @@
--- Renews the lease of a router. Returns "held", "lapsed" (it had run out) or "new", the ids of its requests with a cancel
+-- Renews the lease of a router. Returns "held", "lapsed" (it had run out) or "new" (also when only its own requests, written
+-- again, have made one since the server lost its memory: its address is not there then), the ids of its requests with a cancel
 -- flagged, and the name of the run of writes that the server's data comes from: another one after a restart or a failover, when
 -- writes that were acknowledged can be missing; empty when the server does not tell.
 -- KEYS: leases, cancels, owned ids of the router, addresses
@@ -6,6 +7,7 @@
 local router = ARGV[1]
 local now = server_time()
 local before = redis.call('ZSCORE', KEYS[1], router)
+local known = before and (ARGV[4] == '' or redis.call('HGET', KEYS[4], router))
 redis.call('ZADD', KEYS[1], now + tonumber(ARGV[2]), router)
 if ARGV[4] ~= '' then
   redis.call('HSET', KEYS[4], router, ARGV[4])
@@ -21,7 +23,7 @@ for i = 1, #cancels, 2 do
   end
 end
 local was = 'new'
-if before then
+if known then
   was = tonumber(before) > now and 'held' or 'lapsed'
 end
 local info = redis.pcall and redis.pcall('INFO', 'replication')

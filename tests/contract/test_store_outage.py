@@ -21,7 +21,19 @@ from router.redis_link import Keys, RedisLink, RedisSettings
 from router.redis_scripts import NAMES, rules, script
 from router.redis_store import RedisStore
 from router.store import CreateOutcome, LiveRequest, Owner, StoreUnavailable, WriteOutcome
-from tests.redis_server import Clock, MakeStore, cell, clock, holds, make_store, new_record, pages, redis_url, tokens
+from tests.redis_server import (
+    Clock,
+    MakeStore,
+    cell,
+    clock,
+    holds,
+    make_store,
+    new_record,
+    pages,
+    ready_to_reap,
+    redis_url,
+    tokens,
+)
 from tests.waiting import until
 
 __all__ = ["cell", "clock", "make_store", "redis_url"]
@@ -196,6 +208,29 @@ async def test_a_server_that_lost_its_memory_knows_no_router_for_a_while(own_ser
     clock.now += store.settings.lease_s
     assert await here.owner("nobody") == Owner(False, ""), "who has not come by now is dead"
     await here.close()
+
+
+async def test_who_has_told_a_server_that_lost_its_memory_of_its_requests_can_be_taken_for_dead(
+    own_server: tuple[EmbeddedServer, RedisStore],
+) -> None:
+    """It stops before it has renewed its lease: nobody else would look for its requests. If it goes on, it knows of the loss."""
+    _, store = own_server
+    clock = Clock()
+    there = RedisStore(store.settings, "router-there", clock=clock)
+    await store.heartbeat("here:1")
+    record = await admitted(store, "one")
+    link = RedisLink(store.settings)
+    await link.command("test", "FLUSHALL")
+    await store.assert_live([LiveRequest(record, HELD)])
+    await store.heartbeat("here:1")
+    assert store.statistics().forgets == 1
+    await link.command("test", "FLUSHALL")
+    await link.close()
+    await store.assert_live([LiveRequest(record, HELD)])
+    await store.leave()
+    await ready_to_reap(there, clock)
+    assert (await there.reap(1.0)).dead_routers == (store.router,)
+    await there.close()
 
 
 async def test_a_server_out_of_memory_changes_nothing_half_way(own_server: tuple[EmbeddedServer, RedisStore]) -> None:
