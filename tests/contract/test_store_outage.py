@@ -201,6 +201,8 @@ async def test_a_server_that_lost_its_memory_knows_no_router_for_a_while(own_ser
     await link.command("test", "FLUSHALL")
     await link.close()
     assert await here.owner(store.router) == Owner(False, "", forgotten=True), "its own lease is gone too"
+    await here.create(new_record("one", "router-here"))
+    assert await here.owner(store.router) == Owner(False, "", forgotten=True), "a request's lease is no heartbeat"
     await here.heartbeat("here:1")
     assert await here.owner(store.router) == Owner(False, "", forgotten=True), "the other one has not come yet"
     await store.heartbeat("there:1")
