@@ -246,7 +246,7 @@ class PrefillScheduler:
             self._writer.send(job.filling, computed, 0, now)
 
     def commit(self, plan: StepPlan, now: float) -> None:
-        """The step has run and last logits lie in their staging rows: note progress, send the parts that are complete."""
+        """The step has run and last logits lie in their staging rows: note progress. `send` follows."""
         for chunk in plan.chunks:
             job = self._jobs[chunk.grant_id]
             job.computed_tokens += chunk.tokens
@@ -257,9 +257,15 @@ class PrefillScheduler:
                 job.phase = Phase.SENDING
             self._remember(job)
             self._outputs.append(m.Progress(job.grant_id, job.computed_tokens, now, job.cached_tokens))
-            self._writer.send(job.filling, Computed(job.computed_tokens), job.staging_row or 0, now)
-            # What the writes just posted still read is pinned.
-            job.held.slide(job.computed_tokens)
+
+    def send(self, plan: StepPlan, now: float) -> None:
+        """Send the parts that a step has made complete, of jobs that nobody has stopped since."""
+        for chunk in plan.chunks:
+            job = self._jobs.get(chunk.grant_id)
+            if job is not None:
+                self._writer.send(job.filling, Computed(job.computed_tokens), job.staging_row or 0, now)
+                # What the writes just posted still read is pinned.
+                job.held.slide(job.computed_tokens)
 
     def distrust(self, grant_ids: Sequence[str]) -> None:
         """The last logits of these jobs are no numbers, as decode will find: nobody else is to begin with their pages."""

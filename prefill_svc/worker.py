@@ -112,6 +112,9 @@ class PrefillWorker:
         else:
             self._scheduler.commit(plan, ended_at)
             self._scheduler.distrust(computed.broken)
+            # A Drain that came meanwhile is answered now: after more writes it would wait for the next step, of other prompts.
+            self._scheduler.accept(self._inbox.drain(), ended_at)
+            self._scheduler.send(plan, ended_at)
             self._note(plan, ended_at - started_at)
         self._tell()
 

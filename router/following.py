@@ -89,11 +89,13 @@ class Follower:
 
     async def _once(self, wanted: Wanted, next_no: int, context: Any) -> int | None:
         """Looks where the request is and writes what can be had there. The next event that is wanted, None after the end."""
-        held = self._routes.held(wanted.request_id)
+        held, record = self._routes.held(wanted.request_id), None
         if held is not None:
             wanted.check(held.tenant, held.fingerprint)
-            return None if await self._here(wanted, held, next_no, context) else next_no
-        record = self._cell.unwritten.get(wanted.request_id) or await self._cell.store.get(wanted.request_id)
+            record = await self._lost(wanted.request_id)
+            if record is None:
+                return None if await self._here(wanted, held, next_no, context) else next_no
+        record = record or self._cell.unwritten.get(wanted.request_id) or await self._cell.store.get(wanted.request_id)
         if record is None:
             raise endings.unknown_request(wanted.request_id)
         wanted.check(record.tenant, record.fingerprint)
@@ -101,9 +103,24 @@ class Follower:
             return await self._ended(wanted, record, next_no, context)
         return await self._elsewhere(wanted, record, next_no, context)
 
+    async def _lost(self, request_id: str) -> RequestRecord | None:
+        """The record of a request that was taken or ended for dead while this router stood still and has not heard so: others
+        may have told its end already. None for one that is this router's, as far as it can tell."""
+        route, store = self._routes.get(request_id), self._cell.store
+        if route is None or not route.ledger.idempotent:
+            return None
+        since = store.leased_since
+        if since is not None and since <= route.arrival.deadlines.arrived_at:
+            return None
+        try:
+            record = await store.get(request_id)
+        except StoreUnavailable:
+            return None
+        return None if record is None or (record.router == store.router and record.counted) else record
+
     async def _here(self, wanted: Wanted, held: Held, next_no: int, context: Any) -> bool:
-        """False when the event cannot be here yet."""
-        if held.filling and next_no > held.stream.log.next_no:
+        """False when the event cannot be here yet, or is elsewhere by now."""
+        if held.stream.moved or (held.filling and next_no > held.stream.log.next_no):
             return False
         self._cell.metrics.attaches.inc(1, "kept" if held.stream.ended else "live")
         await read(wanted.request_id, held.stream, next_no, context)

@@ -13,6 +13,7 @@ from lifecycle.finish import Cause, Ending, FinishReason
 from lifecycle.record import RequestRecord
 from lifecycle.states import Event, State
 from router import endings
+from router.budget import Shortage
 from router.cell import Cell
 from router.keeping import SEATLESS, Keeper
 from router.stop import Stop, Stopped
@@ -22,7 +23,6 @@ from router.store import (
     LiveRequest,
     Orphan,
     Reservations,
-    Shortage,
     StoreUnavailable,
     WriteOutcome,
     WriteResult,

@@ -89,6 +89,13 @@ class RedisStore:
         """The name under which this router owns records."""
         return self._router
 
+    @property
+    def leased_since(self) -> float | None:
+        """See `Store`. A gap is more than half a lease between two renewals, or since the last."""
+        if self._renewed_at is None or self._clock() - self._renewed_at > self.settings.lease_s / 2:
+            return None
+        return self._held_since
+
     # Records
 
     async def create(self, record: RequestRecord) -> CreateResult:
@@ -303,14 +310,11 @@ class RedisStore:
         """Whether this router may end requests of others whose lease ran out.
 
         While the store was away nobody could renew, and the first one back must not end everybody else's requests. So a
-        router has to have held its own lease for a whole lease's time (by then the others are back too), with no more than half
-        of one between two renewals and since the last (so that no outage was there, nor has begun since, that could have kept
-        the others from renewing).
+        router has to have held its own lease for a whole lease's time (by then the others are back too) without a gap (so that no
+        outage was there, nor has begun since, that could have kept the others from renewing).
         """
-        now, lease_s = self._clock(), self.settings.lease_s
-        if self._renewed_at is None:
-            return False
-        return now - self._renewed_at <= lease_s / 2 and now - self._held_since >= lease_s
+        since = self.leased_since
+        return since is not None and self._clock() - since >= self.settings.lease_s
 
     async def books(self) -> StoreBooks:
         """See `Store`."""

@@ -148,7 +148,8 @@ class Routes:
         finally:
             if self._routes.get(request.request_id) is route:
                 del self._routes[request.request_id]
-            if route.ledger.created and not route.stream.moved:
+            # What a router that was taken for dead knows of its request is not what others tell of it.
+            if route.ledger.created and not route.stream.moved and route.standing.counted:
                 self._kept.add(request.request_id, Held(request.tenant, request.fingerprint, route.stream))
             if not self._routes:
                 self._idle.set()

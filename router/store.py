@@ -14,7 +14,7 @@ from enum import Enum
 from typing import Protocol
 
 from lifecycle.finish import Ending
-from lifecycle.record import AttemptKey, RequestRecord
+from lifecycle.record import RequestRecord
 from lifecycle.states import Event, State
 from router.budget import Claim, Shortage
 from router.placement import Placement
@@ -261,6 +261,10 @@ class Store(Protocol):
     def router(self) -> str:
         """The name (with incarnation) under which this router owns records."""
 
+    @property
+    def leased_since(self) -> float | None:
+        """Monotonic time since which this router's lease holds without a gap; None when it may have run out."""
+
     async def create(self, record: RequestRecord) -> CreateResult:
         """Store a new record (state CREATED, `record.router` this router), or say what is there already.
 
@@ -373,12 +377,10 @@ class Store(Protocol):
 __all__ = [
     "AdoptOutcome",
     "AdoptResult",
-    "AttemptKey",
     "BeginResult",
     "CancelFlag",
     "CancelOutcome",
     "CancelResult",
-    "Claim",
     "CreateOutcome",
     "CreateResult",
     "FinishResult",
@@ -386,10 +388,8 @@ __all__ = [
     "OperationStatistics",
     "Orphan",
     "Owner",
-    "Placement",
     "ReapReport",
     "Reservations",
-    "Shortage",
     "Store",
     "StoreBooks",
     "StoreHealth",

@@ -91,6 +91,7 @@ class PrefillMember:
 
     def _ran(self, step: StepPlan, seconds: float) -> None:
         self.scheduler.commit(step, self._events.now)
+        self.scheduler.send(step, self._events.now)
         self.busy_s += seconds
         rate = step.batch.scheduled_tokens / seconds
         self._tokens_per_s += (RATE_WEIGHT if self._tokens_per_s else 1.0) * (rate - self._tokens_per_s)

@@ -119,6 +119,7 @@ def _prompt_steps(waiting: int) -> Callable[[], object]:
         step = scheduler.next_batch(1.0)
         assert step is not None and len(step.chunks) == 8
         scheduler.commit(step, 1.0)
+        scheduler.send(step, 1.0)
         scheduler.take_outputs()
         scheduler.accept([_submit(next(numbers)) for _ in step.chunks], 1.0)
 

@@ -24,6 +24,7 @@ from tandem.pools.v1 import decode_pb2, decode_pb2_grpc, grant_pb2
 from tandem.v1 import inference_pb2 as pb
 from telemetry.registry import MetricsRegistry
 from telemetry.router_metrics import RouterMetrics
+from tests.fake_member import Gate
 from tests.redis_server import Clock, MakeStore, cell, clock, holds, make_store, new_record, pages, ready_to_reap, redis_url
 from tests.router_world import Link, World, request, router_world, until
 
@@ -157,6 +158,33 @@ async def test_a_router_that_is_lost_while_a_slow_client_reads_takes_nothing_wit
         assert [*seen, *rest] == answer.events and await call.code() is grpc.StatusCode.OK
         record = await world.clients[1].get("r1")
         assert (record.state, record.attempt) == (pb.REQUEST_STATE_FINISHED, 1) and record.router.startswith("router-1@")
+        await world.at_rest()
+
+
+async def test_a_router_that_was_taken_for_dead_tells_the_end_that_others_have_told(redis_url: str, cell: str) -> None:
+    """It stands still before the store knows of a seat: its request is ended for dead, and no token is told after that."""
+    stuck = ("advance", "assert_live", "finish", "heartbeat")
+    async with router_world(redis_url, cell, routers=2, lease_s=LEASE_S) as world:
+        world.decode.script.tokens = 8
+        world.decode.script.output.hold()
+        gates = world.links[0].gates
+        gates.update((name, Gate()) for name in stuck)
+        gates["advance"].hold()
+        running = world.client.begin(request("r1"))
+        await gates["advance"].reached_by(1)
+        for gate in gates.values():
+            gate.hold()
+        world.decode.script.output.release()
+        await until(lambda: stored_state(world), "failed", 15)
+        told = [await client.generate(request("r1"), timeout=5) for client in (world.clients[1], world.client)]
+        for gate in gates.values():
+            gate.release()
+        had_all = await running
+        told += [await client.generate(request("r1")) for client in (world.clients[1], world.client)]
+        for answer in told:
+            assert [event.completed.cause for event in answer.events] == ["router_lost"] and answer.events[0].sequence_no == 0
+        had_all.check_order()
+        assert had_all.completed.cause == "router_lost", "who has read there all the time has one end too"
         await world.at_rest()
 
 

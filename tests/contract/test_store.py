@@ -451,6 +451,25 @@ async def test_a_lapsed_lease_is_counted(make_store: MakeStore) -> None:
     assert store.statistics().lease_lapses == 1
 
 
+async def test_a_router_knows_since_when_its_lease_holds_without_a_gap(make_store: MakeStore, clock: Clock) -> None:
+    store = make_store()
+    assert store.leased_since is None
+    await store.heartbeat()
+    since = clock.now
+    for _ in range(3):
+        clock.now += store.settings.lease_s / 2
+        assert store.leased_since == since
+        await store.heartbeat()
+    clock.now += store.settings.lease_s / 2 + 0.1
+    assert store.leased_since is None, "others may have held it to be dead before this one knows"
+    await store.heartbeat()
+    assert store.leased_since == clock.now
+    clock.now += 1.0
+    await store.leave()
+    await store.heartbeat()
+    assert store.leased_since == clock.now, "it had run out by the server's clock"
+
+
 async def test_transitions_are_bounded_and_the_newest_stay(make_store: MakeStore) -> None:
     store = make_store()
     record = new_record("long")

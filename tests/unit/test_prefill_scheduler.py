@@ -83,6 +83,7 @@ def step(target: PrefillScheduler, now: float) -> list[tuple[str, int]] | None:
     assert planned.batch.scheduled_tokens <= target.limits.step_tokens
     assert planned.batch.scheduled_sequences <= target.limits.step_sequences
     target.commit(planned, now + 0.01)
+    target.send(planned, now + 0.01)
     assert target.check() == []
     return [(int(chunk.grant_id, 16), chunk.tokens) for chunk in planned.chunks]
 
@@ -284,6 +285,7 @@ def test_pieces_of_pages_leave_while_the_step_that_makes_them_goes_on() -> None:
     assert [len(sizes) for sizes in seen] == [0, 1, 1, 1] and all(abs(sizes[0] - third) <= 2 for sizes in seen[1:])
     assert target.check() == []
     target.commit(planned, 0.3)
+    target.send(planned, 0.3)
     assert [push.size_bytes for push in target.take_transfers().pushes] == [ROW_BYTES]
     assert target.check() == []
 
@@ -409,8 +411,13 @@ class AnyOrder(RuleBasedStateMachine):
         )
         self.collect()
 
-    @rule(layers=st.lists(st.integers(1, 5), max_size=3), fails=st.sampled_from([False, False, False, True]))
-    def turn(self, layers: list[int], fails: bool) -> None:
+    @rule(
+        layers=st.lists(st.integers(1, 5), max_size=3),
+        fails=st.sampled_from([False, False, False, True]),
+        meanwhile=st.none() | st.integers(0, 1000),
+    )
+    def turn(self, layers: list[int], fails: bool, meanwhile: int | None = None) -> None:
+        """meanwhile: which grant a Drain wants back while the step runs."""
         self.now += 0.1
         self.target.accept([], self.now)
         planned = self.target.next_batch(self.now)
@@ -422,6 +429,9 @@ class AnyOrder(RuleBasedStateMachine):
                 self.target.fail_step(planned, "out of memory")
             else:
                 self.target.commit(planned, self.now)
+                if meanwhile is not None:
+                    self.drain(meanwhile, 0)
+                self.target.send(planned, self.now)
         self.collect()
 
     @precondition(lambda self: self.flights)
