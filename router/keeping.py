@@ -196,8 +196,13 @@ class UnwrittenEnds:
         return len(self._records)
 
     def add(self, record: RequestRecord) -> None:
-        """Keep a record that has ended until it is written. Beyond the bound the oldest is given up."""
-        self._records[record.request_id] = record
+        """Keep a record that has ended until it is written. Beyond the bound the oldest is given up.
+
+        Of two with one id the later attempt is kept: an earlier one may not end what the store has.
+        """
+        known = self._records.get(record.request_id)
+        if known is None or known.attempt < record.attempt:
+            self._records[record.request_id] = record
         if len(self._records) > self._most:
             lost, _ = self._records.popitem(last=False)
             _log.error("the end of request %s was never written: over %d ends wait for the store", lost, self._most)
@@ -241,7 +246,8 @@ class UnwrittenEnds:
                 await self._store.finish(record)
             except StoreUnavailable:
                 return False
-            self._records.pop(request_id, None)
+            if self._records.get(request_id) is record:  # a later attempt may have come meanwhile
+                del self._records[request_id]
             self.written(record)
         self._none_left.set()
         return True

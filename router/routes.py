@@ -48,11 +48,11 @@ class Routes:
         return self._kept.get(request_id)
 
     def check(self, request: ValidatedRequest) -> bool:
-        """Whether the request is new here, rather than one whose stream is held. Raises StatusError when it is new and this
-        router takes none now, or when its id is another request's."""
-        held = self.held(request.request_id)
-        if held is not None:
-            if held.fingerprint != request.fingerprint:
+        """Whether the request is new here, rather than one whose stream is held or whose end waits for the store. Raises
+        StatusError when it is new and this router takes none now, or when its id is another request's."""
+        known = self.held(request.request_id) or self.cell.unwritten.get(request.request_id)
+        if known is not None:
+            if known.fingerprint != request.fingerprint:
                 raise endings.id_reused(request.request_id)
             return False
         if self.draining:

@@ -41,6 +41,26 @@ async def test_ends_that_could_not_be_written_are_written_later(make_store: Make
     assert states == [State.CREATED, State.FAILED, State.FAILED]
 
 
+async def test_of_two_ends_of_one_id_the_later_attempt_is_written(make_store: MakeStore) -> None:
+    """The store is away as a request ends and comes again; its second run has fewer attempts behind it than the record has."""
+    store, ends = make_store("router-a"), UnwrittenEnds(make_store("router-a"))
+    for request_id, attempts in (("earlier last", (2, 1)), ("earlier first", (1, 2))):
+        record = new_record(request_id)
+        await store.begin(record, holds(pages(2, 10)), 1001.0)
+        await store.retry(record, Event.REFUSED, holds(pages(2, 10)), 1002.0)
+        for attempt in attempts:
+            end = new_record(request_id)
+            end.attempt = attempt
+            end.advance(Event.FAIL, 1003.0)
+            end.ending = Ending(FinishReason.TRANSPORT_ERROR, Cause.STORE_LOST)
+            ends.add(end)
+    assert len(ends) == 2 and await ends.write() and len(ends) == 0
+    for request_id in ("earlier last", "earlier first"):
+        stored = await store.get(request_id)
+        assert stored is not None and (stored.state, stored.attempt) == (State.FAILED, 2)
+    assert not (await store.books()).reserved
+
+
 async def test_a_create_that_nobody_came_back_for_is_ended(make_store: MakeStore) -> None:
     store = make_store("router-a")
     lost = UnansweredCreates(store, keep_s=0.0)

@@ -7,6 +7,7 @@ from contextlib import ExitStack, asynccontextmanager
 import grpc
 import pytest
 
+from tandem.pools.v1 import decode_pb2
 from tandem.v1 import inference_pb2 as pb
 from tests.redis_server import cell
 from tests.redis_sets import DATA, Server, server
@@ -34,11 +35,11 @@ class Outages:
 
 
 @asynccontextmanager
-async def world_with_outages(cell: str, mode: str) -> AsyncIterator[tuple[World, Outages]]:
+async def world_with_outages(cell: str, mode: str, **changes: object) -> AsyncIterator[tuple[World, Outages]]:
     """Two routers; at the end nothing is held anywhere."""
     with ExitStack() as stack:
         outages = Outages(stack)
-        async with router_world(outages.server.url, cell, routers=2, redis_outage=mode) as world:
+        async with router_world(outages.server.url, cell, routers=2, redis_outage=mode, **changes) as world:
             yield world, outages
             await world.at_rest(10.0)
 
@@ -116,6 +117,26 @@ async def test_without_the_store_a_router_heeds_the_cancels_that_it_has_accepted
         assert answer.code is grpc.StatusCode.CANCELLED and counted(world, "later") == 1
         outages.end()
         await world.clients[1].until_state("early", "cancelled", 10.0)
+
+
+@pytest.mark.parametrize("mode", ["refuse", "serve"])
+async def test_a_request_whose_end_waits_for_the_store_is_not_run_again(cell: str, mode: str) -> None:
+    """Its stream is kept no more, its end is known: a repeated Generate gets that, and the record its second attempt's end."""
+    async with world_with_outages(cell, mode, replay_keep_requests=0) as (world, outages):
+        world.decode.script.refusals.append(decode_pb2.Refused(reason="no_pages", retryable=True))
+        world.decode.script.output.hold()
+        running = world.client.begin(request("twice"))
+        await world.client.until_state("twice", "decoding")
+        outages.server.freeze()
+        world.decode.script.output.release()
+        first = await running
+        again = await world.client.generate(request("twice"))
+        assert again.events == first.events[-1:] and again.code is grpc.StatusCode.OK
+        other = await world.client.generate(request("twice", text="another body"))
+        assert other.code is grpc.StatusCode.ALREADY_EXISTS
+        outages.server.thaw()
+        await world.clients[1].until_state("twice", "finished", 10.0)
+        assert (await world.clients[1].get("twice")).attempt == 2
 
 
 async def test_one_id_served_by_two_routers_meanwhile_has_one_record_and_two_answers(cell: str) -> None:

@@ -1,11 +1,13 @@
 """What a router keeps of the last while."""
 
 import asyncio
+from typing import cast
 
+from lifecycle.finish import Cause, Ending, FinishReason
 from lifecycle.record import RequestRecord
 from lifecycle.states import Event, State
-from router.keeping import Keeper, Recent
-from router.store import WriteOutcome, WriteResult
+from router.keeping import Keeper, Recent, UnwrittenEnds
+from router.store import FinishResult, Store, WriteOutcome, WriteResult
 
 
 class CountingStore:
@@ -50,6 +52,41 @@ async def test_what_waits_to_be_written_is_left_to_the_end() -> None:
     keeper.touch()
     await keeper.flushed()
     assert not store.written
+
+
+class SlowStore:
+    """Takes ends one by one, each when `taking` is set."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.taking = asyncio.Event()
+        self.attempts: list[int] = []
+
+    async def finish(self, record: RequestRecord) -> FinishResult:
+        self.asked.set()
+        await self.taking.wait()
+        self.attempts.append(record.attempt)
+        return FinishResult(won=True, outcome=WriteOutcome.APPLIED, record=record)
+
+
+def ended(attempt: int) -> RequestRecord:
+    record = RequestRecord("request-1", "tenant", "model", "snapshot", "body", 0, "router-0", "", 1.0, attempt=attempt)
+    record.advance(Event.FAIL, 2.0)
+    record.ending = Ending(FinishReason.TRANSPORT_ERROR, Cause.STORE_LOST)
+    return record
+
+
+async def test_a_later_attempts_end_that_comes_while_another_one_is_written_is_written_too() -> None:
+    store = SlowStore()
+    ends = UnwrittenEnds(cast(Store, store))
+    ends.add(ended(1))
+    writing = asyncio.create_task(ends.write())
+    await store.asked.wait()
+    ends.add(ended(2))
+    ends.add(ended(1))
+    store.taking.set()
+    assert await writing and len(ends) == 0
+    assert store.attempts == [1, 2]
 
 
 def test_recent_things_are_bounded_in_time_and_number() -> None:
