@@ -166,7 +166,7 @@ class Follower:
                 if passed is None:
                     return None
                 next_no = passed
-            elif owner.forgotten:
+            elif owner.unsure:
                 return next_no
         self._cell.metrics.attaches.inc(1, "stored")
         number = stored_end(wanted, record, next_no)
