@@ -183,7 +183,7 @@ class Follower:
                 if passed is None:
                     return None
                 next_no = passed
-            elif owner.alive or owner.forgotten:  # its heartbeat, with its address, is still to come
+            elif owner.alive or owner.unsure:  # alive without an address: its heartbeat is still to come
                 return next_no
         self._cell.metrics.attaches.inc(1, "stored")
         number = stored_end(wanted, record, next_no)

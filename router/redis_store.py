@@ -82,7 +82,7 @@ class RedisStore:
         self._lease_lapses = 0
         self._history = ""
         self._forgets = 0
-        self._forgot_at: float | None = None
+        self._unsure_since: float | None = None
 
     @property
     def router(self) -> str:
@@ -92,7 +92,7 @@ class RedisStore:
     @property
     def leased_since(self) -> float | None:
         """See `Store`. A gap is more than half a lease between two renewals, or since the last."""
-        if self._renewed_at is None or self._clock() - self._renewed_at > self.settings.lease_s / 2:
+        if self._renewed_at is None or self._missed_renewals(self._clock()):
             return None
         return self._held_since
 
@@ -260,12 +260,13 @@ class RedisStore:
         )
         was, flagged, history = reply
         moved = history not in ("", self._history) and self._history != ""
-        if moved or (was == "new" and self._renewed_at is not None):
-            self._forgets += 1
-            self._forgot_at = self._clock()
+        forgot = moved or (was == "new" and self._renewed_at is not None)
+        self._forgets += forgot
         self._history = history or self._history
-        late = self._renewed_at is None or began - self._renewed_at > self.settings.lease_s / 2
-        if late or was != "held":
+        missed = self._missed_renewals(began)
+        if forgot or missed:
+            self._unsure_since = self._clock()
+        if self._renewed_at is None or missed or was != "held":
             self._held_since = self._clock()
             self._lease_lapses += was == "lapsed"
         self._renewed_at = began
@@ -275,9 +276,15 @@ class RedisStore:
         """See `Store`."""
         reply: Any = await self._link.run("owner", [self._keys.leases, self._keys.addresses], [router, self._router])
         alive, address, known_here = reply
-        lately = self._forgot_at is not None and self._clock() - self._forgot_at < self.settings.lease_s
+        now = self._clock()
+        lately = self._unsure_since is not None and now - self._unsure_since < self.settings.lease_s
         lost = self._renewed_at is not None and not known_here
-        return Owner(alive=bool(alive), address=str(address), forgotten=not alive and (lately or lost))
+        unsure = not alive and (lately or lost or self._missed_renewals(now))
+        return Owner(alive=bool(alive), address=str(address), unsure=unsure)
+
+    def _missed_renewals(self, now: float) -> bool:
+        """Whether this router's lease was renewed so long ago that the store may have been away for everybody."""
+        return self._renewed_at is not None and now - self._renewed_at > self.settings.lease_s / 2
 
     async def leave(self) -> None:
         """See `Store`. The lease stays, as one that ran out long ago, until nothing is owned under it."""

@@ -157,11 +157,11 @@ class LiveRequest:
 @dataclass(frozen=True, slots=True)
 class Owner:
     """A router that owns records: whether its lease holds, where other routers reach it ("" when it has not said), and whether
-    the store has lost its memory just now (`forgotten`), so that one without a lease may live."""
+    one without a lease may live (`unsure`), because the store has lost its memory or was away just now."""
 
     alive: bool
     address: str
-    forgotten: bool = False
+    unsure: bool = False
 
 
 @dataclass(frozen=True, slots=True)

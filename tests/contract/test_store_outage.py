@@ -189,6 +189,13 @@ async def test_a_server_that_lost_its_memory_is_healed_by_the_owners(own_server:
     assert await store.get("one") == record
 
 
+async def a_lease_later(store: RedisStore, clock: Clock) -> None:
+    """The store's router renews its lease all the time."""
+    for _ in range(4):
+        clock.now += 0.25 * store.settings.lease_s
+        await store.heartbeat("here:1")
+
+
 async def test_a_server_that_lost_its_memory_knows_no_router_for_a_while(own_server: tuple[EmbeddedServer, RedisStore]) -> None:
     """A router without a lease may live, from the loss on until all have had the time to take theirs again."""
     _, store = own_server
@@ -200,14 +207,14 @@ async def test_a_server_that_lost_its_memory_knows_no_router_for_a_while(own_ser
     link = RedisLink(store.settings)
     await link.command("test", "FLUSHALL")
     await link.close()
-    assert await here.owner(store.router) == Owner(False, "", forgotten=True), "its own lease is gone too"
+    assert await here.owner(store.router) == Owner(False, "", unsure=True), "its own lease is gone too"
     await here.create(new_record("one", "router-here"))
-    assert await here.owner(store.router) == Owner(False, "", forgotten=True), "a request's lease is no heartbeat"
+    assert await here.owner(store.router) == Owner(False, "", unsure=True), "a request's lease is no heartbeat"
     await here.heartbeat("here:1")
-    assert await here.owner(store.router) == Owner(False, "", forgotten=True), "the other one has not come yet"
+    assert await here.owner(store.router) == Owner(False, "", unsure=True), "the other one has not come yet"
     await store.heartbeat("there:1")
     assert await here.owner(store.router) == Owner(True, "there:1")
-    clock.now += store.settings.lease_s
+    await a_lease_later(here, clock)
     assert await here.owner("nobody") == Owner(False, ""), "who has not come by now is dead"
     await here.close()
 
@@ -233,6 +240,19 @@ async def test_who_has_told_a_server_that_lost_its_memory_of_its_requests_can_be
     await ready_to_reap(there, clock)
     assert (await there.reap(1.0)).dead_routers == (store.router,)
     await there.close()
+
+
+async def test_after_an_outage_a_router_without_a_lease_may_live(make_store: MakeStore, clock: Clock) -> None:
+    """Nobody could renew meanwhile: from the first missed renewal until all have had the time to take theirs again."""
+    here = make_store("router-here")
+    await here.heartbeat("here:1")
+    assert await here.owner("nobody") == Owner(False, "")
+    clock.now += 0.6 * here.settings.lease_s
+    assert await here.owner("nobody") == Owner(False, "", unsure=True), "its own lease waits to be renewed too"
+    await here.heartbeat("here:1")
+    assert await here.owner("nobody") == Owner(False, "", unsure=True), "the other one has not come yet"
+    await a_lease_later(here, clock)
+    assert await here.owner("nobody") == Owner(False, ""), "who has not come by now is dead"
 
 
 async def test_a_server_out_of_memory_changes_nothing_half_way(own_server: tuple[EmbeddedServer, RedisStore]) -> None:

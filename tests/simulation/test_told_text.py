@@ -1,14 +1,19 @@
 """What a client may be told: a beginning of the undisturbed text, and with an end from outside what was held for a stop."""
 
+import random
+from contextlib import closing
+
 import pytest
 
 from engine.sampling_params import SamplingParams
 from tandem.v1 import inference_pb2 as pb
 from tests.simulation.cell import Shape
+from tests.simulation.clients import Clients
+from tests.simulation.loop import VirtualLoop
 from tests.simulation.model import Reference
 from tests.simulation.scenario import Cancel, ClientPlan, Scenario
-from tests.simulation.told_text import most_returned, text_fault
-from tests.simulation.wires import Weather
+from tests.simulation.told_text import most_returned, output_of, text_fault
+from tests.simulation.wires import Network, Weather
 from tests.simulation.world import World
 
 STEP_S = 0.03
@@ -98,3 +103,39 @@ def test_a_cancel_at_every_step_of_a_cell(final_only: bool) -> None:
         seen = world._clients.seen["held"]
         told.add((seen.text, seen.completed.usage.selected_tokens))
     assert ("rxihwsmalpha yafvalpha ", 13) in told
+
+
+def delta(number: int, text: str, *, cumulative: bool = False) -> pb.GenerateResponse:
+    return pb.GenerateResponse(
+        sequence_no=number, delta=pb.Delta(text=text, token_ids=list(text.encode()), cumulative=cumulative)
+    )
+
+
+def test_the_output_of_a_stream_is_known_when_none_of_its_events_is_missing() -> None:
+    end = pb.GenerateResponse(sequence_no=3, completed=pb.Completed(text="c"))
+    started = pb.GenerateResponse(started=pb.Started())
+    assert output_of({3: end, 0: started, 2: delta(2, "b")}) is None
+    assert output_of({3: end, 2: delta(2, "b"), 0: started, 1: delta(1, "a")}) == ("abc", [97, 98])
+    whole = {0: started, 1: delta(1, "a", cumulative=True), 2: delta(2, "ab", cumulative=True)}
+    assert output_of(whole) == ("ab", [97, 98])
+
+
+@pytest.mark.parametrize(("first", "faults"), [("rxihwsmalpha ", 0), ("somebody else's ", 1)])
+def test_what_an_end_came_without_is_looked_at_when_it_comes_after_all(first: str, faults: int) -> None:
+    """A stored end came under its own number; later a router that had stood still has the events before it."""
+    request = plan()
+    with closing(VirtualLoop()) as loop:
+        clients = Clients(Network(loop, random.Random(0), Weather()), (request,), 1, lambda name, what: None)
+    seen = clients.seen[request.request_id]
+    end = pb.Completed(finish_reason=pb.FINISH_REASON_CANCELLED, state=pb.REQUEST_STATE_CANCELLED)
+    last = pb.GenerateResponse(sequence_no=2, completed=end)
+    seen.calls, seen.gap = 2, True
+    clients._take(seen, last, "completed")
+    for event, kind in (
+        (pb.GenerateResponse(started=pb.Started()), "started"),
+        (delta(1, first), "delta"),
+        (last, "completed"),
+    ):
+        clients._take(seen, event, kind)
+    clients._look_at_end(seen)
+    assert len(clients.faults) == faults, clients.faults

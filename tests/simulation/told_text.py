@@ -31,6 +31,23 @@ def text_fault(reference: Reference, before: str, text: str, completed: Any = No
     return f"text {text!r} is no beginning of {right[0]!r}"
 
 
+def output_of(events: dict[int, Any]) -> tuple[str, list[int]] | None:
+    """Text and tokens that events bring, by number and however they came; None while one before the last is missing."""
+    text, tokens = "", list[int]()
+    for number in range(max(events, default=-1) + 1):
+        if number not in events:
+            return None
+        event = events[number]
+        kind = event.WhichOneof("event")
+        if kind in ("delta", "completed"):
+            output = getattr(event, kind)
+            if kind == "delta" and output.cumulative:
+                text, tokens = "", []
+            text += output.text
+            tokens += output.token_ids
+    return text, tokens
+
+
 def most_returned(reference: Reference, completed: Any) -> int:
     """How many tokens a request that ended like this can have returned."""
     if _cut_off(reference, completed):
