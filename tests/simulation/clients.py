@@ -7,6 +7,7 @@ from typing import Any
 import grpc
 from grpc.aio import AioRpcError
 
+from router.following import LOST_TERMINAL_NO
 from rpc.status import details_from
 from tandem.v1 import inference_pb2 as pb
 from tandem.v1 import inference_pb2_grpc
@@ -231,6 +232,9 @@ class Clients(Process):
         if number < seen.next_number and not lost:
             self._repeated(seen, event, kind)
             return
+        if kind == "completed" and seen.completed is not None and number == LOST_TERMINAL_NO:
+            self._told_as_stored(seen, event.completed)
+            return
         seen.next_number = max(seen.next_number, number + 1)
         seen.events[number] = event
         if seen.completed is not None:
@@ -305,6 +309,13 @@ class Clients(Process):
             same = known == event
         if not same:
             self._wrong(seen, f"event {event.sequence_no} was {known}, then {event}")
+
+    def _told_as_stored(self, seen: Seen, end: Any) -> None:
+        """Who asks from the start after the end of a request that was ended for dead gets that end as the store has it: nobody
+        can know whether its router had told more. It is the same end, and has no text of its own."""
+        same = all(getattr(end, name) == getattr(seen.completed, name) for name in ("finish_reason", "state", "cause"))
+        if not (self._forgets or (same and not end.text and not end.token_ids)):
+            self._wrong(seen, f"it ended with {seen.completed}, then with {end}")
 
     def _look_at_end(self, seen: Seen) -> None:
         if seen.left or seen.completed is None:
