@@ -31,9 +31,8 @@ async def decoding(world: World, tokens: int) -> "tuple[asyncio.Task[Answer], Fa
     member, other = sorted(world.decodes, key=lambda one: -len(one.seats))
     for count in range(tokens):
         await member.script.output.reached_by(count + 1)
-        member.script.output.release()
+        member.script.output.step()
         await member.script.output.reached_by(count + 2)
-        member.script.output.hold()
     return running, member, other
 
 
@@ -119,11 +118,17 @@ async def test_with_nowhere_to_go_a_sequence_stays(redis_url: str, cell: str) ->
 
 
 async def started(world: World) -> "tuple[asyncio.Task[Answer], FakeDecode, FakeDecode]":
-    """A request in the middle of its output whose member drains; the router knows it."""
+    """A request in the middle of its output whose member drains; the router knows it, and has stopped the sequence."""
     running, member, other = await decoding(world, 2)
     drain(member)
     await until(lambda: _draining(world), True)
+    member.script.output.step()
+    await until(lambda: _stopped(member), True)
     return running, member, other
+
+
+async def _stopped(member: FakeDecode) -> bool:
+    return member.heard[:1] == ["pause"]
 
 
 async def _draining(world: World) -> bool:
