@@ -20,7 +20,6 @@ from router.stop import Stop, Stopped
 from router.store import (
     CreateOutcome,
     CreateResult,
-    FinishResult,
     LiveRequest,
     Orphan,
     Reservations,
@@ -259,7 +258,7 @@ class Ledger:
         A store that is away gets it later.
         """
         try:
-            result = await self._finish()
+            result = await self._store.finish(self.record)
         except StoreUnavailable as away:
             _log.warning("the end is written later: %s", away)
             self._unwritten.add(self.record)
@@ -274,16 +273,6 @@ class Ledger:
             self._give_up(result.record.attempt)
         _log.warning("another end was written first: %s by %s", result.record.state.value, result.record.router)
         return result.record
-
-    async def _finish(self) -> FinishResult:
-        """Asks again when the lease may have run out: the time for an answer is over too for a router that stood still, though
-        the store is there, and may have the request as ended for dead. Raises StoreUnavailable."""
-        try:
-            return await self._store.finish(self.record)
-        except StoreUnavailable:
-            if self._cell.store.leased_since is not None:
-                raise
-            return await self._store.finish(self.record)
 
     async def _retry(self, event: Event, detail: str) -> WriteResult:
         """Asks again when the store has lost its memory. Raises StoreUnavailable; the record has its next attempt then too."""

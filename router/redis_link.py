@@ -39,6 +39,8 @@ Answer = TypeVar("Answer")
 #: A callback for metrics: operation, seconds, whether it failed. It must not raise.
 Observe = Callable[[str, float, bool], None]
 
+#: Seconds beyond its time limit after which a call that found no answer is taken for one of a process that stood still.
+STOOD_STILL_S = 0.5
 #: Conditions of the servers that an operator or time ends, not the caller.
 _AWAY = (
     ConnectionError,
@@ -125,14 +127,22 @@ class RedisLink:
         )
 
     async def call(self, operation: str, do: Callable[[], Awaitable[Answer]]) -> Answer:
-        """Run one command within the time limit and count it. Raises StoreUnavailable, also after `close`."""
+        """Run one command within the time limit and count it. Raises StoreUnavailable, also after `close`.
+
+        A process that stood still meanwhile finds its time over though the server may have answered: it asks once more. (A
+        command that was carried out and is repeated comes to the same.)
+        """
         if self._closed:
             raise StoreUnavailable(operation, "the connection was closed on this side", self.settings.retry_after_s)
         began = clocks.monotonic()
         failed = True
         try:
-            async with asyncio.timeout(self.settings.operation_timeout_s), self._free:
-                answer = await heeding_cancels(lambda: self._twice_if_demoted(do))
+            try:
+                answer = await self._in_time(do)
+            except _AWAY:
+                if clocks.monotonic() - began < self.settings.operation_timeout_s + STOOD_STILL_S:
+                    raise
+                answer = await self._in_time(do)
             failed = False
             self._available = True
             return answer
@@ -146,6 +156,10 @@ class RedisLink:
             self._count(operation, clocks.monotonic() - began, failed)
             if self._closed:  # the library has connected again for a call that `close` broke off
                 await self._client.close()
+
+    async def _in_time(self, do: Callable[[], Awaitable[Answer]]) -> Answer:
+        async with asyncio.timeout(self.settings.operation_timeout_s), self._free:
+            return await heeding_cancels(lambda: self._twice_if_demoted(do))
 
     async def _twice_if_demoted(self, do: Callable[[], Awaitable[Answer]]) -> Answer:
         """A server that refuses writes was the master until a failover: where the name leads now another one may be."""

@@ -313,26 +313,6 @@ async def test_an_end_that_an_adopter_wrote_is_not_told_to_readers_who_lack_what
     assert late.disowned and late.goes_on
 
 
-async def test_an_end_whose_time_was_over_is_told_as_the_store_has_it(
-    make_store: MakeStore, redis_url: str, cell: str, clock: Clock
-) -> None:
-    """A router that stood still while it wrote an end: it was ended for dead meanwhile, and others have told so."""
-    there = make_store("router-b")
-    link = Link(RedisSettings(url=redis_url, cell=cell), lambda *_: None)
-    here = RedisStore(link.settings, "router-a", link=link, clock=clock)
-    late = ledger(here, "r1")
-    await late.create()
-    await late.close()
-    await here.leave()
-    await ready_to_reap(there, clock)
-    assert (await there.reap(1003.0)).ended == ("r1",)
-    late.record.advance(Event.FAIL, 1004.0)
-    late.record.ending = Ending(FinishReason.TRANSPORT_ERROR, Cause.NO_MEMBER)
-    link.lost.add("finish")
-    assert (await late.finish()).ending == Ending(FinishReason.TRANSPORT_ERROR, Cause.ROUTER_LOST)
-    await here.close()
-
-
 def ledger(store: RedisStore, request_id: str, unanswered: UnansweredCreates | None = None) -> Ledger:
     """Of a router that was asked for this request."""
     adoptions = RouterMetrics(MetricsRegistry("router", "1", "boot")).adoptions

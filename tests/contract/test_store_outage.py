@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ import pytest_asyncio
 from lifecycle.finish import Cause, Ending, FinishReason
 from lifecycle.states import TABLE, TERMINAL, Event, State
 from router.embedded import EmbeddedServer, EmbeddedServerError
-from router.redis_link import Keys, RedisLink, RedisSettings
+from router.redis_link import STOOD_STILL_S, Keys, RedisLink, RedisSettings
 from router.redis_scripts import NAMES, rules, script
 from router.redis_store import RedisStore
 from router.store import CreateOutcome, LiveRequest, Owner, StoreUnavailable, WriteOutcome
@@ -135,6 +136,31 @@ async def test_an_admission_whose_answer_is_lost_can_be_given_up(own_server: tup
     assert (await store.finish(record)).won
     books = await store.books()
     assert (books.reserved, books.live_requests, books.faults) == ({}, 1, ())
+
+
+@pytest.mark.parametrize("stands_still", [1, 2])
+async def test_a_call_of_a_process_that_stood_still_is_made_once_more(make_store: MakeStore, stands_still: int) -> None:
+    """Its time is over as it wakes, whatever the server has done. Who stands still in both is told that the server is away."""
+    settings = replace(make_store("router-a").settings, operation_timeout_s=0.05)
+    link = RedisLink(settings)
+    calls = 0
+
+    async def ask() -> int:
+        nonlocal calls
+        calls += 1
+        if calls <= stands_still:
+            time.sleep(settings.operation_timeout_s + STOOD_STILL_S)  # noqa: ASYNC251  (nothing else runs meanwhile, either)
+            await asyncio.Event().wait()
+        return calls
+
+    if stands_still == 1:
+        assert await link.call("test", ask) == 2
+    else:
+        with pytest.raises(StoreUnavailable):
+            await link.call("test", ask)
+    statistics = link.statistics().operations["test"]
+    assert (calls, statistics.calls, statistics.errors) == (2, 1, stands_still - 1)
+    await link.close()
 
 
 async def test_a_server_that_forgot_scripts_gets_them_again(make_store: MakeStore, redis_url: str) -> None:
