@@ -5,6 +5,9 @@ import asyncio
 from lifecycle.finish import Cause, Ending, FinishReason
 from router.stop import Stop
 
+#: Seconds by which a wait is over late when the process stood still: it waits again.
+STOOD_STILL_S = 0.5
+
 _GONE = Ending(FinishReason.CANCELLED, Cause.CLIENT_GONE)
 _DETACHED_TOO_LONG = Ending(FinishReason.CANCELLED, Cause.DETACH_TIMEOUT)
 _RPC_DEADLINE = Ending(FinishReason.DEADLINE_EXCEEDED, Cause.RPC_DEADLINE)
@@ -49,9 +52,13 @@ class Presence:
 
     def _in(self, seconds: float, ending: Ending) -> None:
         self.close()
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._expire, ending)
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(seconds, self._expire, seconds, loop.time() + seconds, ending)
 
-    def _expire(self, ending: Ending) -> None:
+    def _expire(self, seconds: float, due_at: float, ending: Ending) -> None:
+        if asyncio.get_running_loop().time() - due_at > STOOD_STILL_S:
+            self._in(seconds, ending)  # nobody was heard meanwhile, whoever came
+            return
         self._timer = None
         self.given_up = True
         self._stop.request(ending)

@@ -1,11 +1,12 @@
 """The readers of one request's stream, and what happens when the last one leaves."""
 
 import asyncio
+import time
 
 import pytest
 
 from lifecycle.finish import Cause, Ending, FinishReason
-from router.presence import Presence
+from router.presence import STOOD_STILL_S, Presence
 from router.relay import Elsewhere, Reader, RequestStream, TooManyReaders
 from router.stop import Stop, Stopped
 from router.stream_log import LogBounds, LogEnded, StreamLog
@@ -166,6 +167,19 @@ async def test_a_reader_that_comes_back_stops_the_detached_clock() -> None:
 async def test_a_request_from_another_router_waits_for_its_client_a_while() -> None:
     one = Request()
     one.presence.expect(0.01)
+    with pytest.raises(Stopped) as stopped:
+        await one.stop.sleep(2)
+    assert stopped.value.ending == GONE
+
+
+async def test_a_router_that_stood_still_does_not_take_clients_for_gone() -> None:
+    """Who came meanwhile was not heard. It waits again; the first step after its sleep is the timer's."""
+    one = Request()
+    one.presence.expect(0.05)
+    time.sleep(0.06 + STOOD_STILL_S)  # noqa: ASYNC251  (it stands still)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert one.stop.ending is None and not one.presence.given_up
     with pytest.raises(Stopped) as stopped:
         await one.stop.sleep(2)
     assert stopped.value.ending == GONE
