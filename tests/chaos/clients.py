@@ -45,13 +45,15 @@ class Connection:
 
 @dataclass(slots=True)
 class Story:
-    """What one client got. `left`: it went away on purpose and did not come back."""
+    """What one client got. `left`: it went away on purpose and did not come back. `gap`: it knows by the number of its end that
+    it lacks events which went with their router."""
 
     request_id: str
     events: dict[int, pb.GenerateResponse] = field(default_factory=dict)
     connections: list[Connection] = field(default_factory=list)
     cancels: list[pb.CancelResponse] = field(default_factory=list)
     left: bool = False
+    gap: bool = False
     broken: str = ""
 
     @property
@@ -76,9 +78,10 @@ class Story:
         number, kind = event.sequence_no, event.WhichOneof("event")
         if kind == "completed" and wanted == 0 and self.events and self.completed is None:
             # Asked again when nothing but its end is known any more; how far a lost router had come nobody knows (0).
-            if number not in (0, len(self.events)):
+            if 0 < number < len(self.events):
                 raise Broken(f"the end alone has number {number} after {len(self.events)} events")
-            self.events[len(self.events)] = event
+            self.gap = number > len(self.events)
+            self.events[number or len(self.events)] = event
             return
         if number != wanted:
             raise Broken(f"event {number} where {wanted} was due")

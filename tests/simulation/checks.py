@@ -159,7 +159,7 @@ class Checks:
         blamed = _NEEDS.get(cause)
         if blamed is not None and not kinds & blamed:
             self.found(f"{name} ended with {cause}, which nothing that happened explains")
-        if cause == "router_lost" and seen.tokens and self._only_routers_fail():
+        if cause == "router_lost" and seen.tokens and not seen.went and self._only_routers_fail():
             self.found(f"{name} had a seat, and was lost with its router")
         if not seen.completed.HasField("usage") and not kinds & _NEEDS["router_lost"]:
             self.found(f"{name} ended without counts, though no router was lost")
