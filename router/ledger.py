@@ -186,6 +186,8 @@ class Ledger:
         self.created, self.holds = True, holds
         if self.record.cancel_requested_at is not None:
             self._stop.request(Ending(FinishReason.CANCELLED, Cause.CLIENT_CANCEL))
+        elif self.record.state is State.CANCEL_REQUESTED:  # nobody asked for it: its router had seen its client leave
+            self._stop.request(Ending(FinishReason.CANCELLED, Cause.CLIENT_GONE))
         self._keeper.touch()
 
     async def admit(self, holds: Reservations) -> Shortage | None:

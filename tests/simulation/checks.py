@@ -22,6 +22,7 @@ ROUGH_S = 75.0
 #: Seconds for which routers may be away, all together, before a seat that they have left is given up.
 SEATS_WAIT_S = 10.0
 
+ENDED = (pb.REQUEST_STATE_FINISHED, pb.REQUEST_STATE_CANCELLED, pb.REQUEST_STATE_FAILED)
 #: Books that are sizes, not holdings.
 _SIZES = frozenset({"pages_total", "pages_free", "pages_cached"})
 _PATHS = frozenset({FaultKind.KILL, FaultKind.FREEZE, FaultKind.CUT, FaultKind.BREAK, FaultKind.DRAIN, FaultKind.LATE_WRITE})
@@ -211,8 +212,7 @@ class Checks:
         kinds = {fault.kind for fault in self._scenario.faults}
         if record is None:
             return
-        ended = (pb.REQUEST_STATE_FINISHED, pb.REQUEST_STATE_CANCELLED, pb.REQUEST_STATE_FAILED)
-        if record.state not in ended:
+        if record.state not in ENDED:
             self.found(f"{name} is {pb.RequestState.Name(record.state)} in the store though nobody runs it")
         told = seen.completed
         stable = not kinds & _UNSTABLE

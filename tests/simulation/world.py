@@ -13,7 +13,7 @@ from grpc.aio import AioRpcError
 from rpc import clocks
 from tandem.v1 import inference_pb2 as pb
 from tests.simulation.cell import Cell, Making
-from tests.simulation.checks import Checks
+from tests.simulation.checks import ENDED, Checks
 from tests.simulation.clients import Clients
 from tests.simulation.faults import Injector
 from tests.simulation.loop import BEGIN_S, VirtualLoop
@@ -141,18 +141,27 @@ class World:
         last = max(plan.at_s for plan in self._scenario.clients)
         await self._clients.done(last + ALL_ENDED_S)
         await self._injector.healed()
-        await self._rest()
+        until = self._loop.time() + AT_REST_S
+        await self._rest(until)
         await self._records()
+        while self._unfinished() and self._loop.time() < until:
+            # A write that was long under way has brought a record that is to be ended yet.
+            await asyncio.sleep(5.0)
+            await self._rest(until)
+            await self._records()
         self._checks.requests(self._clients)
+
+    def _unfinished(self) -> bool:
+        records = [seen.record for seen in self._clients.seen.values() if seen.record is not None]
+        return any(record.state not in ENDED for record in records)
 
     async def _look(self) -> None:
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             self._checks.look()
 
-    async def _rest(self) -> None:
+    async def _rest(self, until: float) -> None:
         """Waits until nothing is held; says what is when the time is over."""
-        until = self._loop.time() + AT_REST_S
         pause_s = 0.1
         while True:
             held = await self._checks.holdings()

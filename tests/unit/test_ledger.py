@@ -114,3 +114,14 @@ async def test_a_cancel_before_the_request_goes_before_a_clock_that_ran_out_whil
     await ledger.close()
     assert stopped.value.ending == CANCEL
     assert (record.cancel_requested_at, record.cancel_reason) == (0.5, "not wanted")
+
+
+@pytest.mark.parametrize(("asked_at", "cause"), [(1.0, Cause.CLIENT_CANCEL), (None, Cause.CLIENT_GONE)])
+async def test_a_request_that_ends_as_it_is_taken_over_goes_on_ending(asked_at: float | None, cause: Cause) -> None:
+    """Its router died between the cancel, or the leave of its client, and the end."""
+    _, stop, ledger = await created()
+    ledger.record.advance(Event.CANCEL, 2.0)
+    ledger.record.cancel_requested_at = asked_at
+    ledger.taken_over(None)
+    assert stop.ending == Ending(FinishReason.CANCELLED, cause)
+    await ledger.close()
