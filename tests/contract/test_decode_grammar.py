@@ -15,7 +15,7 @@ from engine.grammar_library import Vocabulary
 from rpc.details import details_from
 from tandem.pools.v1 import decode_pb2
 from tandem.v1 import inference_pb2 as v1
-from tests.decode_member import Member, Seat, decode_member
+from tests.decode_member import WAIT_S, Member, Seat, decode_member
 from tests.grammars import CompilerHere, HeldCompiler
 from tests.waiting import until
 
@@ -193,11 +193,14 @@ async def test_a_preempted_output_is_the_undisturbed_one(kind: str) -> None:
     async with decode_member(otherwise=whatever, total_pages=13, **settings) as member:
         for _ in range(8):  # so that no more than a token is expected of the next ones
             await whole(member, (9,), max_output_tokens=1)
-        together = await asyncio.gather(*(output(member, seed) for seed in range(3)))
+        member.runner.gate.hold()  # until all are there: one after the other they would have room
+        running = [asyncio.ensure_future(output(member, seed)) for seed in range(3)]
+        await until(lambda: _streams(member, 3), WAIT_S, "all three are there")
+        member.runner.gate.release()
+        together = await asyncio.gather(*running)
         assert [seat.text for seat in together] == [seat.text for seat in alone]
         assert all(re.fullmatch("([a-f][0-9]){15}", seat.text) for seat in alone)
-        snapshot = member.service.snapshot
-        assert snapshot is not None and snapshot.preemptions[kind] >= 1
+        await until(lambda: _preempted(member, kind), WAIT_S, "one was preempted")
         await member.assert_empty()
 
 
@@ -264,3 +267,12 @@ async def test_compiles_that_wait_are_bounded() -> None:
             assert (await one.finish()).text == "{"
         assert len(held.compiler.rules) == 1
         await member.assert_empty()
+
+
+async def _preempted(member: Member, kind: str) -> bool:
+    snapshot = member.service.snapshot
+    return snapshot is not None and snapshot.preemptions[kind] >= 1
+
+
+async def _streams(member: Member, count: int) -> bool:
+    return len(member.service.streams) == count
