@@ -38,9 +38,9 @@ async def test_every_way_to_ask_for_a_form(f32_cell: Cell, tmp_path: Path) -> No
         run(*at, "--regex", "a(b", "x"),
     )
     *outputs, unenforceable, unreadable = answers
+    assert [output.code for output in outputs] == [Exit.OK] * 4, [(output.err, output.lines[-1:]) for output in outputs]
     texts = ["".join(line["delta"]["text"] for line in output.lines if "delta" in line) for output in outputs]
     ends = [output.lines[-1]["completed"]["finish_reason"].removeprefix("FINISH_REASON_") for output in outputs]
-    assert [output.code for output in outputs] == [Exit.OK] * 4, [output.err for output in outputs]
     assert set(ends[:3]) <= {"EOS", "GRAMMAR_COMPLETE"}, (ends, texts)
     jsonschema.validate(json.loads(texts[0]), CITY)
     assert texts[1].startswith(("yes, because ", "no, because ")) and texts[1].endswith(".")
