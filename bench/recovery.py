@@ -19,7 +19,7 @@ from tests.chaos.cell import ChaosCell, chaos_cell
 README = Path(__file__).with_name("README.md")
 COLUMNS = ("what", "samples", "p50", "p99", "unit", "")
 KV_TOKENS = 16_384
-CONTEXT_TOKENS = 1024
+CONTEXT_TOKENS = 2048
 
 Run = Callable[[ChaosCell, int, Tell], Awaitable[list[Row]]]
 

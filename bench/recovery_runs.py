@@ -21,7 +21,9 @@ PROMPT_TOKENS = 512
 DRAIN_SEQUENCES = 16
 #: Of a slow reader's run: deltas before it stops, and tokens of the request beside it.
 SLOW_READ_DELTAS = 3
-SLOW_BESIDE_TOKENS = 200
+#: Enough text to fill what lies between, whatever its tokens say.
+SLOW_TOKENS = 1800
+SLOW_BESIDE_TOKENS = 500
 SETTLE_S = 60.0
 #: Tokens of a killed member that were on their way to the client come within that time; no other member is that fast.
 IN_FLIGHT_S = 0.05
@@ -200,7 +202,7 @@ async def slow_reader(cell: ChaosCell, samples: int, tell: Tell) -> list[Row]:
 
 async def _beside(cell: ChaosCell, number: int, *, stopped: bool) -> float:
     """99th percentile of one request's inter-token time, in seconds."""
-    slow = [prompt_request(number + 2, 64, 900)] if stopped else []
+    slow = [prompt_request(number + 2, 64, SLOW_TOKENS)] if stopped else []
     async with streams(cell.routers[0], slow, SLOW_READ_DELTAS):
 
         async def paused() -> bool:
