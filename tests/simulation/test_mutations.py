@@ -28,7 +28,7 @@ SHOWN_BY = {
     "decode takes a prompt for any other of its length": 1,
     "prefill takes a prompt for any other of its length": 2,
     "a page is found before it is full": 111,
-    "a write of a router that is not the owner is carried out": 29,
+    "a write of a router that is not the owner is carried out": 226,
     "a write that was overtaken is carried out, of an earlier attempt too": 42,
     "a request of a living router is adopted": 57,
     "every router is held to be dead, wherever it is asked": 2,
