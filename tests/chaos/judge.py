@@ -40,7 +40,7 @@ def judge(plan: Plan, order: Order, story: Story, expected: Expected, record: pb
         assert not connection.terminal or connection.status is _status_of(story), (connection, story.completed)
     completed = story.completed
     if completed is None:
-        return _judge_endless(plan, story)
+        return _judge_endless(plan, story, record)
     if completed.state == pb.REQUEST_STATE_FINISHED:
         _judge_served(story, expected)
         return "served" if not story.gap else "end alone"
@@ -63,7 +63,7 @@ def _judge_served(story: Story, expected: Expected) -> None:
     assert counts == (expected.prompt_tokens, expected.selected_tokens, expected.returned_tokens), f"{counts}, not {expected}"
 
 
-def _judge_endless(plan: Plan, story: Story) -> str:
+def _judge_endless(plan: Plan, story: Story, record: pb.RequestRecord | None) -> str:
     """No terminal event: the client left, or lost its router for good."""
     if story.left:
         return "left"
@@ -71,8 +71,9 @@ def _judge_endless(plan: Plan, story: Story) -> str:
     forgotten = plan.hits({Kind.KILL, Kind.TERM}, "store") and plan.hits(_ENDS, "router")
     if forgotten and last.status is grpc.StatusCode.NOT_FOUND:
         return "forgotten"  # with the store's memory and with the router's
-    if plan.hits(_ENDS, "router") and last.status is grpc.StatusCode.OUT_OF_RANGE:
-        return "gone"  # it had ended; its events were with its router
+    finished = record is not None and record.state == pb.REQUEST_STATE_FINISHED
+    if plan.hits(_ENDS, "router") and finished and last.status is grpc.StatusCode.OUT_OF_RANGE:
+        return "gone"  # its events were with its router
     said = f"{last.call} at router-{last.router}: {last.status.name} {last.said}"
     assert not ADOPTS and plan.hits(_ENDS, "router") and last.status is grpc.StatusCode.UNAVAILABLE, f"no end, {said}"
     return "cut off"
