@@ -4,9 +4,7 @@ import asyncio
 
 from lifecycle.finish import Cause, Ending, FinishReason
 from router.stop import Stop
-
-#: Seconds by which a wait is over late when the process stood still: it waits again.
-STOOD_STILL_S = 0.5
+from rpc.clocks import STOOD_STILL_S
 
 _GONE = Ending(FinishReason.CANCELLED, Cause.CLIENT_GONE)
 _DETACHED_TOO_LONG = Ending(FinishReason.CANCELLED, Cause.DETACH_TIMEOUT)

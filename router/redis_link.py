@@ -39,8 +39,6 @@ Answer = TypeVar("Answer")
 #: A callback for metrics: operation, seconds, whether it failed. It must not raise.
 Observe = Callable[[str, float, bool], None]
 
-#: Seconds beyond its time limit after which a call that found no answer is taken for one of a process that stood still.
-STOOD_STILL_S = 0.5
 #: Conditions of the servers that an operator or time ends, not the caller.
 _AWAY = (
     ConnectionError,
@@ -140,7 +138,7 @@ class RedisLink:
             try:
                 answer = await self._in_time(do)
             except _AWAY:
-                if clocks.monotonic() - began < self.settings.operation_timeout_s + STOOD_STILL_S:
+                if clocks.monotonic() - began < self.settings.operation_timeout_s + clocks.STOOD_STILL_S:
                     raise
                 answer = await self._in_time(do)
             failed = False

@@ -9,6 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
+#: Seconds by which a wait ends late when the process stood still rather than being busy: nothing was heard meanwhile, whoever
+#: came or answered.
+STOOD_STILL_S = 0.5
+
 
 class Clocks(Protocol):
     """A source of time, in seconds."""

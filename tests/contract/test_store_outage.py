@@ -18,10 +18,11 @@ import pytest_asyncio
 from lifecycle.finish import Cause, Ending, FinishReason
 from lifecycle.states import TABLE, TERMINAL, Event, State
 from router.embedded import EmbeddedServer, EmbeddedServerError
-from router.redis_link import STOOD_STILL_S, Keys, RedisLink, RedisSettings
+from router.redis_link import Keys, RedisLink, RedisSettings
 from router.redis_scripts import NAMES, rules, script
 from router.redis_store import RedisStore
 from router.store import CreateOutcome, LiveRequest, Owner, StoreUnavailable, WriteOutcome
+from rpc.clocks import STOOD_STILL_S
 from tests.redis_server import (
     Clock,
     MakeStore,

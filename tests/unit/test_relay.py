@@ -6,10 +6,11 @@ import time
 import pytest
 
 from lifecycle.finish import Cause, Ending, FinishReason
-from router.presence import STOOD_STILL_S, Presence
+from router.presence import Presence
 from router.relay import Elsewhere, Reader, RequestStream, TooManyReaders
 from router.stop import Stop, Stopped
 from router.stream_log import LogBounds, LogEnded, StreamLog
+from rpc.clocks import STOOD_STILL_S
 from rpc.status import StatusError, cancelled
 
 GONE = Ending(FinishReason.CANCELLED, Cause.CLIENT_GONE)
