@@ -7,7 +7,7 @@ import pytest_asyncio
 
 from tests.contract import test_store
 from tests.contract.test_store_outage import test_callers_that_leave_in_the_middle_mix_up_no_answers
-from tests.redis_server import Clock, MakeStore, cell, clock, stores_at
+from tests.redis_server import PATIENT, Clock, MakeStore, cell, clock, stores_at
 from tests.redis_sets import ClusterSet, SentinelSet, cluster_set, sentinel_set
 
 __all__ = ["cell", "clock", "test_callers_that_leave_in_the_middle_mix_up_no_answers"]
@@ -39,5 +39,5 @@ def servers(request: pytest.FixtureRequest) -> SentinelSet | ClusterSet:
 @pytest_asyncio.fixture
 async def make_store(servers: SentinelSet | ClusterSet, cell: str, clock: Clock) -> AsyncIterator[MakeStore]:
     """Makes stores in the test's cell."""
-    async with stores_at(servers.settings(), cell, clock) as make:
+    async with stores_at({**servers.settings(), **PATIENT}, cell, clock) as make:
         yield make
