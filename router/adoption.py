@@ -83,6 +83,12 @@ class Adopter:
             task.add_done_callback(self._done)
         await asyncio.shield(task)
 
+    async def settled(self, request_id: str) -> None:
+        """Returns when no adoption of the request is under way: only then it shows whether it runs here."""
+        task = self._tasks.get(request_id)
+        if task is not None:
+            await asyncio.wait([task])
+
     async def stop(self) -> None:
         """Ends what is under way; what was taken over by then has no owner once the lease is given up."""
         tasks = list(self._tasks.values())

@@ -65,6 +65,10 @@ class Follower:
         self._adopter = adopter
         self._wait_s = wait_s
 
+    async def settled(self, request_id: str) -> None:
+        """Returns when this router is not just about to have the request from another one: it must not begin it a second time."""
+        await self._adopter.settled(request_id)
+
     async def follow(self, wanted: Wanted, context: Any) -> None:
         """Writes the wanted events until the end, wherever the request goes. Raises StatusError, the request's own too."""
         next_no, until, moved = wanted.next_no, clocks.monotonic() + self._wait_s, wanted.moved

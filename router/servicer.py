@@ -78,6 +78,7 @@ class InferenceServicer:
             examined = self._examined(raw, context)
             logs.bind(examined.request_id)
             request = await self._validated(examined)
+            await self._door.follower.settled(request.request_id)
             new = self._door.routes.check(request)
         except StatusError as refusal:
             metrics = self._door.routes.cell.metrics

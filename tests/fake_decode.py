@@ -78,6 +78,7 @@ class DecodeScript:
     commit: Gate = field(default_factory=Gate)
     output: Gate = field(default_factory=Gate)
     ending: Gate = field(default_factory=Gate)
+    adopting: Gate = field(default_factory=Gate)
     #: Prompt tokens that it has already.
     cached_tokens: int = 0
     #: End the stream after so many outputs, without an Ended; `cut_code` None ends it with OK.
@@ -164,6 +165,7 @@ class FakeDecode(FakeMember, decode_pb2_grpc.DecodeServiceServicer, member_pb2_g
             reason = "unknown_attempt" if adopt.incarnation == self.incarnation else "wrong_incarnation"
             await context.write(decode_pb2.DecodeResponse(refused=decode_pb2.Refused(reason=reason)))
             return
+        await self.script.adopting.passed()
         adopted, place = self._adopted(seat, max(1, adopt.next_sequence_no))
         await context.write(decode_pb2.DecodeResponse(adopted=adopted))
         granted = seat.event("granted")

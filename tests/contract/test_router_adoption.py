@@ -188,6 +188,34 @@ async def test_a_router_that_was_taken_for_dead_tells_the_end_that_others_have_t
         await world.at_rest()
 
 
+async def test_who_asks_for_a_request_that_is_just_being_adopted_waits_for_that(redis_url: str, cell: str) -> None:
+    """The store goes away while the decode member is asked for the seat: a router that serves without it runs no second one."""
+    async with router_world(redis_url, cell, routers=2, lease_s=LEASE_S, redis_outage="serve") as world:
+        script = world.decode.script
+        script.tokens = 8
+        script.output.hold()
+        script.adopting.hold()
+        first = world.client.stub.Generate(request("r1"))
+        seen = [await first.read()]
+        await until(lambda: stored_state(world), "decoding")
+        world.links[0].cut = True
+        await script.adopting.reached_by(1, 15)
+        world.links[1].cut = True
+        second = world.clients[1].begin(request("r1"))
+        script.output.release()
+        for _ in range(3):  # by their answers it has come through the door
+            assert (await world.clients[1].generate(request("r2", model="none"))).code is grpc.StatusCode.NOT_FOUND
+        script.adopting.release()
+        answer = await second
+        answer.check_order()
+        assert (answer.code, answer.text) == (grpc.StatusCode.OK, TEXT)
+        world.links[0].cut = world.links[1].cut = False
+        seen += [event async for event in _rest(first)]
+        assert seen[:-1] == answer.events[:-1] and seen[-1].completed.usage == answer.completed.usage
+        assert len(world.decode.opens) == 1
+        await world.at_rest(15)
+
+
 async def test_an_adopted_request_survives_its_decode_member_too(redis_url: str, cell: str) -> None:
     async with router_world(redis_url, cell, routers=2, decodes=2, lease_s=LEASE_S) as world:
         for decode in world.decodes:
