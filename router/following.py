@@ -101,6 +101,7 @@ class Follower:
                 return None if await self._here(wanted, held, next_no, context) else next_no
         record = record or self._cell.unwritten.get(wanted.request_id) or await self._cell.store.get(wanted.request_id)
         if record is None:
+            await self._cell.store.check_settled()
             raise endings.unknown_request(wanted.request_id)
         wanted.check(record.tenant, record.fingerprint)
         if record.ended:

@@ -90,6 +90,11 @@ class RedisSettings:
     sentinel_password: str = field(default="", repr=False)
     """What Sentinels ask for; the user in the URL is that of the servers."""
 
+    @property
+    def settle_s(self) -> float:
+        """How long a store that may have forgotten something takes no new requests: each router renews its lease twice in it."""
+        return self.lease_s / 2
+
     def __post_init__(self) -> None:
         try:
             parse_address(self.url)
@@ -255,6 +260,7 @@ class Keys:
         self.tombstones = f"{self.prefix}tombstones"
         self.notes = f"{self.prefix}tombstone_notes"
         self.hints = f"{self.prefix}hints:"
+        self.memory = f"{self.prefix}memory"
 
     def record(self, request_id: str) -> str:
         """The record of a request."""

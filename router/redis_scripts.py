@@ -10,11 +10,16 @@ from router.budget import Resource
 
 NAMES = (
     *("create", "admit", "begin", "advance", "assert_live", "request_cancel", "finish"),
-    *("heartbeat", "owner", "lapsed", "adopt", "reap", "forget", "sweep"),
+    *("heartbeat", "settled", "owner", "lapsed", "adopt", "reap", "forget", "sweep"),
     *("overview", "outlines"),
 )
 #: Functions that several scripts use, put before those.
-PARTS = {"create": ("creating",), "admit": ("placing",), "begin": ("creating", "placing")}
+PARTS = {
+    "create": ("memory", "creating"),
+    "admit": ("placing",),
+    "begin": ("memory", "creating", "placing"),
+    **dict.fromkeys(("heartbeat", "settled"), ("memory",)),
+}
 
 
 @dataclass(frozen=True, slots=True)

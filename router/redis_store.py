@@ -182,8 +182,7 @@ class RedisStore:
 
     async def request_cancel(self, request_id: str, reason: str, at: float) -> CancelResult:
         """See `Store`."""
-        keys = self._keys
-        settings = self.settings
+        keys, settings = self._keys, self.settings
         reply = await self._json(
             "request_cancel",
             [keys.record(_checked(request_id)), keys.tombstones, keys.notes, keys.cancels],
@@ -255,10 +254,10 @@ class RedisStore:
         began = self._clock()
         reply: Any = await self._link.run(
             "heartbeat",
-            [keys.leases, keys.cancels, keys.owned(self._router), keys.addresses],
-            [self._router, self.settings.lease_s, self.settings.live_ttl_s, address],
+            [keys.leases, keys.cancels, keys.owned(self._router), keys.addresses, keys.memory],
+            [self._router, self.settings.lease_s, self.settings.live_ttl_s, address, *self._beginnings.settling()],
         )
-        was, flagged, history = reply
+        was, flagged, history, self._beginnings.memory = reply
         moved = history not in ("", self._history) and self._history != ""
         forgot = moved or (was == "new" and self._renewed_at is not None)
         self._forgets += forgot
@@ -271,6 +270,10 @@ class RedisStore:
             self._lease_lapses += was == "lapsed"
         self._renewed_at = began
         return frozenset(flagged)
+
+    async def check_settled(self) -> None:
+        """See `Store`."""
+        await self._beginnings.check_settled()
 
     async def owner(self, router: str) -> Owner:
         """See `Store`."""

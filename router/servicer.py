@@ -129,6 +129,8 @@ class InferenceServicer:
         record = cell.unwritten.get(request_id)
         try:
             record = record or await cell.store.get(request_id)
+            if record is None:
+                await cell.store.check_settled()
         except StoreUnavailable as away:
             raise endings.store_away(away.retry_after_s) from None
         if record is None:

@@ -268,7 +268,8 @@ class Store(Protocol):
     async def create(self, record: RequestRecord) -> CreateResult:
         """Store a new record (state CREATED, `record.router` this router), or say what is there already.
 
-        Concurrent creates of one id have one CREATED. With a tombstone the record is stored as CANCELLED.
+        Concurrent creates of one id have one CREATED. With a tombstone the record is stored as CANCELLED. Raises StoreUnavailable
+        too while the store may lack the record of that id, see `check_settled`.
         """
 
     async def begin(self, record: RequestRecord, holds: Reservations, at: float) -> BeginResult:
@@ -322,6 +323,10 @@ class Store(Protocol):
     async def get(self, request_id: str) -> RequestRecord | None:
         """The record as stored, None when there is none. It is a copy: changing it changes nothing."""
 
+    async def check_settled(self) -> None:
+        """Whether an id without a record is that of no request. Raises StoreUnavailable while that is not known: the store
+        restarted, failed over or came back empty, and routers that live may still have to tell it what it lacks."""
+
     async def assert_live(self, live: Sequence[LiveRequest]) -> dict[str, WriteResult]:
         """Write live records of this router again (every few seconds, and after an outage): missing ones are made anew with
         their reservations, those behind are brought up, and their time to live starts again. Result by request id.
@@ -372,29 +377,3 @@ class Store(Protocol):
 
     async def close(self) -> None:
         """Close every connection. The lease is not given up: see `leave`."""
-
-
-__all__ = [
-    "AdoptOutcome",
-    "AdoptResult",
-    "BeginResult",
-    "CancelFlag",
-    "CancelOutcome",
-    "CancelResult",
-    "CreateOutcome",
-    "CreateResult",
-    "FinishResult",
-    "LiveRequest",
-    "OperationStatistics",
-    "Orphan",
-    "Owner",
-    "ReapReport",
-    "Reservations",
-    "Store",
-    "StoreBooks",
-    "StoreHealth",
-    "StoreStatistics",
-    "StoreUnavailable",
-    "WriteOutcome",
-    "WriteResult",
-]

@@ -104,6 +104,7 @@ class Upkeep:
         if forgets != self._forgets:
             self._forgets, self._reminders = forgets, REMINDERS
             _log.warning("the request store restarted or failed over: it is told again what it may have forgotten")
+            await self._remind()  # in time for who comes back to another router: see scripts/memory.lua
 
     async def _remind(self) -> None:
         """Live records, late ends and late cancels once more; what the store still knows is not changed by it."""

@@ -1,6 +1,7 @@
 -- Makes a record, or says what is there. Returns the outcome and the stored record.
--- `names`: keys of the record, tombstones, tombstone notes, owned ids of the router, leases.
--- `cancelled_text`: the copy as cancelled at once. `times`: live_ttl_s, retention_s, lease_s.
+-- With "unsettled" there is none, and a third value: the seconds after which it is known whether there is one (see memory.lua).
+-- `names`: keys of the record, tombstones, tombstone notes, owned ids of the router, leases, memory.
+-- `cancelled_text`: the copy as cancelled at once. `times`: live_ttl_s, retention_s, lease_s, settle_s, and the mark that the router knows.
 local function create(names, copy, cancelled_text, operation, times)
   local record = load_record(names[1])
   local id = copy.fields.request_id
@@ -35,6 +36,11 @@ local function create(names, copy, cancelled_text, operation, times)
     redis.call('ZREM', names[2], id)
     redis.call('HDEL', names[3], id)
     return 'already_cancelled', record
+  end
+
+  local wait_s = unsettled_s(names[6], now, tonumber(times[4]), times[1], times[5])
+  if wait_s > 0 then
+    return 'unsettled', nil, wait_s
   end
 
   copy.fields.created_operation = operation

@@ -86,7 +86,39 @@ async def test_without_the_store_new_requests_are_refused_and_running_ones_end(c
         world.decode.script.output.release()
         assert (await running).completed.state == FINISHED
         outages.end()
-        await world.clients[1].until_state("runs", "finished", 10.0)
+        await until_seen(world.clients[1], "runs", "finished")
+
+
+@pytest.mark.parametrize("ask", ["get", "attach", "generate"])
+async def test_a_store_that_comes_back_empty_lets_no_request_run_twice(cell: str, ask: str) -> None:
+    """Who comes back to another router before the store was told what runs has to try again, and gets the same events then."""
+    async with world_with_outages(cell, "refuse") as (world, outages):
+        world.decode.script.output.hold()
+        running = world.client.begin(request("runs"))
+        await world.client.until_state("runs", "decoding")
+        outages.begin()
+        outages.end()
+        world.decode.script.output.release()
+        other = world.clients[1]
+
+        async def answered() -> bool:
+            if ask == "get":
+                try:
+                    await other.get("runs")
+                except grpc.aio.AioRpcError as error:
+                    assert error.code() is grpc.StatusCode.UNAVAILABLE
+                    return False
+                return True
+            answer = await (other.attach("runs", 0) if ask == "attach" else other.generate(request("runs")))
+            if answer.error is not None:
+                assert (answer.code, answer.events) == (grpc.StatusCode.UNAVAILABLE, []), answer.error
+                return False
+            assert answer.events == (await running).events
+            return True
+
+        await until(answered, True, 10.0)
+        assert (await running).completed.state == FINISHED
+        assert len(world.decode.opens) == 1
 
 
 async def test_without_the_store_new_requests_are_served_and_say_so(cell: str) -> None:
@@ -100,7 +132,7 @@ async def test_without_the_store_new_requests_are_served_and_say_so(cell: str) -
         assert answer.completed.state == FINISHED
         assert (before["tandem-idempotency"], after["tandem-idempotency"]) == ("none", "none")
         outages.end()
-        await world.clients[1].until_state("during", "finished", 10.0)
+        await until_seen(world.clients[1], "during", "finished")
         stored = await world.clients[1].get("during")
         assert [step.state for step in stored.transitions][-1] == FINISHED
         again = await world.client.generate(request("during", text="another body"))
@@ -116,7 +148,7 @@ async def test_without_the_store_a_router_heeds_the_cancels_that_it_has_accepted
         assert (answer.completed.state, answer.completed.cause) == (CANCELLED, "client_cancel")
         assert answer.code is grpc.StatusCode.CANCELLED and counted(world, "later") == 1
         outages.end()
-        await world.clients[1].until_state("early", "cancelled", 10.0)
+        await until_seen(world.clients[1], "early", "cancelled")
 
 
 @pytest.mark.parametrize("mode", ["refuse", "serve"])

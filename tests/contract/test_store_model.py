@@ -15,7 +15,7 @@ from redis.asyncio import Redis
 from lifecycle.finish import Cause, Ending, FinishReason
 from lifecycle.record import RequestRecord
 from lifecycle.states import TABLE, TERMINAL, Event, State
-from router.redis_link import RedisLink, RedisSettings
+from router.redis_link import Keys, RedisLink, RedisSettings
 from router.redis_store import RedisStore
 from router.store import CancelOutcome, CreateOutcome, LiveRequest, Reservations, WriteOutcome, WriteResult
 from tests.redis_server import Clock, holds, new_cell, new_record, pages, ready_to_reap, redis_url, tokens
@@ -343,6 +343,12 @@ class StoreMachine(RuleBasedStateMachine):
         self.assert_all(times)
         for router in ROUTERS:
             self.run(router, 1, self.stores[router].heartbeat())
+        self.loop.run(self.all_have_told(Keys(link.settings.cell).memory))
+
+    async def all_have_told(self, memory: str) -> None:
+        """The time for it is over, without waiting."""
+        async with Redis.from_url(self.url) as server:
+            await server.hset(memory, "settled_at", 0)
 
     def total(self, label: str) -> int:
         return sum(known.held.get(label, 0) for known in self.known.values())

@@ -235,7 +235,7 @@ async def test_a_server_that_lost_its_memory_knows_no_router_for_a_while(own_ser
     await link.command("test", "FLUSHALL")
     await link.close()
     assert await here.owner(store.router) == Owner(False, "", unsure=True), "its own lease is gone too"
-    await here.create(new_record("one", "router-here"))
+    await here.assert_live([LiveRequest(new_record("one", "router-here"))])
     assert await here.owner(store.router) == Owner(False, "", unsure=True), "a request's lease is no heartbeat"
     await here.heartbeat("here:1")
     assert await here.owner(store.router) == Owner(False, "", unsure=True), "the other one has not come yet"
@@ -244,6 +244,51 @@ async def test_a_server_that_lost_its_memory_knows_no_router_for_a_while(own_ser
     await a_lease_later(here, clock)
     assert await here.owner("nobody") == Owner(False, ""), "who has not come by now is dead"
     await here.close()
+
+
+async def test_a_server_that_lost_its_memory_takes_no_new_id_until_it_was_told_what_runs(
+    own_server: tuple[EmbeddedServer, RedisStore],
+) -> None:
+    """A request that runs elsewhere must not be begun a second time here, nor its id be called unknown."""
+    settings = replace(own_server[1].settings, lease_s=0.4)
+    here, there, new = (RedisStore(settings, f"router-{name}") for name in ("here", "there", "new"))
+    for store in (here, there):
+        await store.heartbeat(f"{store.router}:1")
+    record = new_record("one", there.router)
+    await there.create(record)
+    await here.check_settled()
+    link = RedisLink(settings)
+    await link.command("test", "FLUSHALL")
+    for call in (
+        here.create(new_record("one", here.router)),
+        here.begin(new_record("one", here.router), HELD, 1001.0),
+        here.check_settled(),
+    ):
+        with pytest.raises(StoreUnavailable) as away:
+            await call
+        assert 0 < away.value.retry_after_s <= settings.settle_s
+    await there.heartbeat("there:1")
+    await there.assert_live([LiveRequest(record)])
+    assert (await here.create(new_record("one", here.router))).outcome is CreateOutcome.EXISTING
+    await until(lambda: settled(here), 5.0, "every router had the time")
+    assert (await here.create(new_record("two", here.router))).outcome is CreateOutcome.CREATED
+    await link.command("test", "FLUSHALL")
+    await link.close()
+    await new.heartbeat("new:1")
+    await new.check_settled()  # a new cell, to who knows nothing of it
+    await there.heartbeat("there:1")
+    assert not await settled(new), "another router had written there"
+    for store in (here, there, new):
+        await store.close()
+
+
+async def settled(store: RedisStore) -> bool:
+    await store.heartbeat()
+    try:
+        await store.check_settled()
+    except StoreUnavailable:
+        return False
+    return True
 
 
 async def test_who_has_told_a_server_that_lost_its_memory_of_its_requests_can_be_taken_for_dead(
