@@ -79,7 +79,8 @@ class ModuleAttention:
 
         Raises ModuleUnfit for whatever would be left out.
         """
-        unknown = sorted(name for name, given in others.items() if name not in _WITHOUT_EFFECT and given not in (None, False))
+        given = {name for name, value in others.items() if value is not None and value is not False}
+        unknown = sorted(given - _WITHOUT_EFFECT)
         if unknown:
             raise ModuleUnfit(f"its attention has {unknown[0]}, which attention over pages does not know")
         if is_causal is False or dropout:

@@ -151,6 +151,8 @@ def _model(library: Any, plan: LoadPlan, config: ModuleConfig) -> Any:
         attn_implementation="eager",
         use_safetensors=True,
         output_loading_info=True,
+        # They are refused below, by name.
+        ignore_mismatched_sizes=True,
         **where,
     )
     _check_tensors(config, told)
