@@ -90,8 +90,8 @@ class ModuleAttention:
             raise ModuleUnfit("its attention does not say which layer it is of")
         scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
         view = LayerView(_window(attention_mask), scale, softcap)
-        rows = (each[0].transpose(0, 1) for each in (query, key, value))
-        return self.keeper.attend(layer, view, *rows, s_aux)[None], None
+        queries, keys, values = (each[0].transpose(0, 1) for each in (query, key, value))
+        return self.keeper.attend(layer, view, queries, keys, values, s_aux)[None], None
 
 
 def register(library: Any, attention: ModuleAttention) -> str:
