@@ -164,6 +164,20 @@ def test_two_loads_of_a_folder_are_the_same_model(tmp_path: Path) -> None:
     assert tiny_models.load(first).layout.fingerprint == tiny_models.load(second).layout.fingerprint
 
 
+def test_rotary_frequencies_that_change_at_a_length_bound_the_context(tmp_path: Path) -> None:
+    """In a mixed step one long sequence would change those of all others."""
+    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 4, "long_factor": [3.0] * 4}
+    model = tiny_modules.build(
+        "phi3", rope_parameters={**rope, "original_max_position_embeddings": 40}, original_max_position_embeddings=40
+    )
+    runner = tiny_models.load(tiny_models.save(model, tmp_path), page_tokens=PAGE)
+    assert runner.context_tokens == 40
+    ids = prompt(41)
+    assert_close(Driver(runner).feed("a", ids[:40]), all_logits(model, ids[:40])[-1])
+    with pytest.raises(ValueError, match="reaches 41 tokens; context_tokens is 40"):
+        Driver(runner).feed("b", ids)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("model_type", ["olmo2", "gpt_neox", "mixtral"])
 def test_bfloat16(model_type: str, tmp_path: Path) -> None:
