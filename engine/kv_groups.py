@@ -10,6 +10,7 @@ from engine.llama import LayerPlace
 from engine.rope import rope_table
 from engine.slab import Slab
 from models.config import ModelConfig
+from models.module_config import ModuleConfig
 from models.rope import RopeConfig
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -17,15 +18,22 @@ DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 @dataclass(frozen=True, slots=True)
 class KvGroup:
-    """Layers (numbers, ascending) whose pages live and die together, and how they turn positions."""
+    """Layers (numbers, ascending) whose pages live and die together, and how they turn positions; None where modules of
+    transformers do that."""
 
     layout: GroupLayout
     layers: tuple[int, ...]
-    rope: RopeConfig
+    rope: RopeConfig | None
 
 
-def kv_groups(config: ModelConfig, page_tokens: int, dtype: str) -> tuple[KvGroup, ...]:
-    """The groups of a model: layers that see everything, then layers behind a window. Raises ValueError for wrong sizes."""
+def kv_groups(config: ModelConfig | ModuleConfig, page_tokens: int, dtype: str) -> tuple[KvGroup, ...]:
+    """The groups of a model: layers that see everything, then layers behind a window. Raises ValueError for wrong sizes.
+
+    Layers of transformers' modules are one group, which keeps everything: how far back they look is found when they are loaded.
+    """
+    if isinstance(config, ModuleConfig):
+        layout = GroupLayout(GroupKind.FULL, config.layers, config.kv_heads, config.head_dim, page_tokens, dtype)
+        return (KvGroup(layout, tuple(range(config.layers)), None),)
     groups = []
     for window in sorted(
         {config.window(layer) for layer in range(config.layers)}, key=lambda window: (window is not None, window)
@@ -40,6 +48,13 @@ def kv_groups(config: ModelConfig, page_tokens: int, dtype: str) -> tuple[KvGrou
     return tuple(groups)
 
 
+def positions_text(config: ModelConfig | ModuleConfig, groups: tuple[KvGroup, ...]) -> str:
+    """How positions enter the KV, for engine.layout.Layout."""
+    if isinstance(config, ModuleConfig):
+        return f"modules of {config.architecture}"
+    return repr(tuple(group.rope for group in groups))
+
+
 def layer_places(groups: tuple[KvGroup, ...]) -> tuple[LayerPlace, ...]:
     """Where the KV of each layer of the model is."""
     places = {layer: LayerPlace(number, place) for number, group in enumerate(groups) for place, layer in enumerate(group.layers)}
@@ -48,6 +63,7 @@ def layer_places(groups: tuple[KvGroup, ...]) -> tuple[LayerPlace, ...]:
 
 def group_setup(config: ModelConfig, group: KvGroup, slab: Slab, positions: int, device: torch.device) -> Setup:
     """What the backend of a group is built for. `positions`: those that a sequence can reach."""
+    assert group.rope is not None, "only modules have groups without rotary positions of ours"
     layout = group.layout
     dtype = DTYPES[layout.dtype]
     latent = config.latent

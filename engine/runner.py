@@ -11,9 +11,11 @@ from engine.backend_check import BACKENDS, choose_backends
 from engine.batch import Batch, LayerMarks
 from engine.core_share import Cores, OwnCores
 from engine.kernels import bound_kernels
-from engine.kv_groups import DTYPES, KvGroup, group_setup, kv_groups, layer_places
+from engine.kv_groups import DTYPES, KvGroup, group_setup, kv_groups, layer_places, positions_text
 from engine.layout import GroupLayout, Layout
 from engine.llama import Decoder
+from engine.load_plan import Loaded, LoadPlan, StepDecoder
+from engine.module_loading import load_modules
 from engine.slab import Slab, SlabMemory, allocate_slab
 from engine.step import StepLimits, build_steps
 from engine.weights import LoadProgress, WeightLoader, WeightSource
@@ -21,6 +23,7 @@ from engine.weights_gguf import GgufSource
 from engine.weights_safetensors import SafetensorsSource
 from models import load_config
 from models.config import ModelConfig
+from models.module_config import ModuleConfig
 from models.ref import ModelRef
 
 MIN_PAGES = 2
@@ -91,7 +94,7 @@ class ModelRunner:
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: StepDecoder,
         layout: Layout,
         slabs: Sequence[Slab],
         limits: Sequence[StepLimits],
@@ -138,21 +141,18 @@ class ModelRunner:
         torch.set_num_threads(threads)
         bound_kernels()
         config = load_config(ref)
-        place = torch.device(device)
         groups = kv_groups(config, page_tokens, dtype)
-        layout = Layout(ref.snapshot, tuple(group.layout for group in groups), repr(tuple(group.rope for group in groups)))
+        layout = Layout(ref.snapshot, tuple(group.layout for group in groups), positions_text(config, groups))
         counts = [total_pages if group.window is None or not window_pages else window_pages(group) for group in layout.groups]
-        slabs = [allocate_slab(count, group.page_bytes, device) for count, group in zip(counts, layout.groups, strict=True)]
-        reach = _reach(config, groups, slabs)
-        setups = [group_setup(config, group, slab, reach, place) for group, slab in zip(groups, slabs, strict=True)]
-        chosen = choose_backends(registry, backend, setups)
-        with torch.inference_mode():
-            weights = WeightLoader(_source(ref, config), config, chosen[0], place, DTYPES[dtype]).load(progress)
+        slabs = tuple(allocate_slab(count, group.page_bytes, device) for count, group in zip(counts, layout.groups, strict=True))
+        reach = _reach(config.context_tokens, groups, slabs)
+        plan = LoadPlan(ref, torch.device(device), DTYPES[dtype], groups, slabs, reach, registry, backend, progress)
+        loaded = load_modules(plan, config) if isinstance(config, ModuleConfig) else _load_llama(plan, config)
         limits = [
             StepLimits(config.vocabulary_size, config.context_tokens, group.page_tokens, slab.memory.units, group.window)
             for group, slab in zip(layout.groups, slabs, strict=True)
         ]
-        return cls(Decoder(weights, chosen, layer_places(groups)), layout, slabs, limits, chosen[0].name, cores)
+        return cls(loaded.decoder, layout, slabs, limits, loaded.backend, cores)
 
     def run(self, batch: Batch, marks: LayerMarks | None = None) -> torch.Tensor:
         drafts_apart = batch.draft_tokens > 0 and not self.decoder.chunks_read_as_rows
@@ -192,14 +192,25 @@ def _check_settings(dtype: str, total_pages: int, threads: int) -> None:
         raise ValueError(f"threads is {threads}; the limits are 1 and {MAX_THREADS}")
 
 
-def _reach(config: ModelConfig, groups: Sequence[KvGroup], slabs: Sequence[Slab]) -> int:
+def _load_llama(plan: LoadPlan, config: ModelConfig) -> Loaded:
+    """The decoder of an architecture that is ours."""
+    setups = [
+        group_setup(config, group, slab, plan.reach, plan.device) for group, slab in zip(plan.groups, plan.slabs, strict=True)
+    ]
+    chosen = choose_backends(plan.registry, plan.backend, setups)
+    with torch.inference_mode():
+        weights = WeightLoader(_source(plan.ref, config), config, chosen[0], plan.device, plan.dtype).load(plan.progress)
+    return Loaded(Decoder(weights, chosen, layer_places(plan.groups)), chosen[0].name)
+
+
+def _reach(context_tokens: int, groups: Sequence[KvGroup], slabs: Sequence[Slab]) -> int:
     """Positions that a sequence can reach: pages of a group without a window bound them, those of the others come back."""
     held = [
         (slab.memory.units - 1) * group.layout.page_tokens
         for group, slab in zip(groups, slabs, strict=True)
         if group.layout.window is None
     ]
-    return min([config.context_tokens, *held])
+    return min([context_tokens, *held])
 
 
 def _source(ref: ModelRef, config: ModelConfig) -> WeightSource:

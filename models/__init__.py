@@ -8,6 +8,7 @@ from models.errors import ModelError, ModelNotFound, PullFailed, UnsupportedMode
 from models.gguf_config import from_gguf
 from models.gguf_header import GgufHeader, TensorInfo, read_header
 from models.hf_config import from_hf_json
+from models.module_config import ModuleConfig
 from models.ref import ModelRef, PullProgress
 from models.rope import RopeConfig, RopeKind
 from models.store import DEFAULT_MODEL, list_models, pull, resolve
@@ -17,8 +18,8 @@ from text import from_gguf as tokenizer_from_gguf
 from text import from_hf_directory as tokenizer_from_directory
 
 
-def load_config(ref: ModelRef) -> ModelConfig:
-    """The model's shape. Raises UnsupportedModel."""
+def load_config(ref: ModelRef) -> ModelConfig | ModuleConfig:
+    """The model's shape; a ModuleConfig where transformers' own modules compute it. Raises UnsupportedModel."""
     if ref.format == "gguf":
         return from_gguf(read_header(ref.path))
     return from_hf_json(ref.path / "config.json")
@@ -45,6 +46,7 @@ __all__ = [
     "ModelError",
     "ModelNotFound",
     "ModelRef",
+    "ModuleConfig",
     "PullFailed",
     "PullProgress",
     "RopeConfig",

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Protocol
 
 from models.rope import RopeConfig, RopeKind
 from text.errors import UnsupportedModel
@@ -20,6 +21,31 @@ LIMITS = {
     "vocabulary_size": 1 << 21,
     "context_tokens": 1 << 24,
 }
+
+
+class Heads(Protocol):
+    """What every kind of shape says about attention."""
+
+    @property
+    def heads(self) -> int: ...
+
+    @property
+    def kv_heads(self) -> int: ...
+
+    @property
+    def head_dim(self) -> int: ...
+
+
+def check_sizes(config: Heads, names: Sequence[str]) -> None:
+    """The fields of these names against LIMITS, and the heads with one another. Raises UnsupportedModel naming the field."""
+    for name in names:
+        value, limit = getattr(config, name), LIMITS[name]
+        if not 1 <= value <= limit:
+            raise UnsupportedModel(f"The model's {name} is {value}; 1 to {limit} are supported.")
+    if config.heads % config.kv_heads:
+        raise UnsupportedModel(f"The model's heads ({config.heads}) are no multiple of its kv_heads ({config.kv_heads}).")
+    if config.head_dim % 2:
+        raise UnsupportedModel(f"The model's head_dim is {config.head_dim}; rotary positions need an even number.")
 
 
 class Activation(Enum):
@@ -94,14 +120,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         """Raises UnsupportedModel naming the field and the limit."""
-        for name, limit in LIMITS.items():
-            value = getattr(self, name)
-            if not 1 <= value <= limit:
-                raise UnsupportedModel(f"The model's {name} is {value}; 1 to {limit} are supported.")
-        if self.heads % self.kv_heads:
-            raise UnsupportedModel(f"The model's heads ({self.heads}) are no multiple of its kv_heads ({self.kv_heads}).")
-        if self.head_dim % 2:
-            raise UnsupportedModel(f"The model's head_dim is {self.head_dim}; rotary positions need an even number.")
+        check_sizes(self, tuple(LIMITS))
         if not 0 < self.rms_eps < 1:
             raise UnsupportedModel(f"The model's rms_eps is {self.rms_eps}; it must be between 0 and 1.")
         if self.sliding_window is not None and self.sliding_window < 1:

@@ -1,5 +1,5 @@
-"""ModelConfig out of a Hugging Face config.json, in the older spelling (rope_theta, rope_scaling) and that of transformers 5
-(rope_parameters)."""
+"""The shape of a model out of a Hugging Face config.json, in the older spelling (rope_theta, rope_scaling) and that of
+transformers 5 (rope_parameters)."""
 
 import json
 from collections.abc import Mapping
@@ -7,8 +7,9 @@ from pathlib import Path
 
 from models import hf_deepseek, hf_gemma3
 from models.config import ARCHITECTURES, ModelConfig, full_layers, window_or_none
-from models.hf_fields import HfFields
+from models.hf_fields import HfFields, ids_of, refuse_quantised
 from models.hf_rope import rope_of
+from models.module_config import ModuleConfig, module_config
 from text.errors import UnsupportedModel
 
 # What transformers takes when the file leaves a value out.
@@ -19,10 +20,10 @@ _DEFAULT_QWEN_MAX_WINDOW_LAYERS = 28
 _DEFAULT_HEAD_DIM = {"qwen3": 128, hf_gemma3.MODEL_TYPE: hf_gemma3.HEAD_DIM}
 
 
-def from_hf_json(path: Path) -> ModelConfig:
+def from_hf_json(path: Path) -> ModelConfig | ModuleConfig:
     """From the file config.json. Raises UnsupportedModel for whatever the engine would run wrongly."""
     generation = path.parent / "generation_config.json"
-    more_eos = _ids(_object(generation).get("eos_token_id")) if generation.is_file() else frozenset()
+    more_eos = ids_of(_object(generation).get("eos_token_id")) if generation.is_file() else frozenset()
     return from_hf_values(_object(path), str(path), more_eos)
 
 
@@ -38,12 +39,13 @@ def _object(path: Path) -> Mapping[str, object]:
 
 def from_hf_values(
     values: Mapping[str, object], where: str = "config.json", more_eos: frozenset[int] = frozenset()
-) -> ModelConfig:
-    """From the parsed object. `more_eos` are end ids that another file declares."""
+) -> ModelConfig | ModuleConfig:
+    """From the parsed object. `more_eos` are end ids that another file declares. A ModuleConfig where model_type is none of
+    ARCHITECTURES."""
     fields = HfFields(values, where)
     architecture = values.get("model_type")
     if architecture not in ARCHITECTURES:
-        raise UnsupportedModel(f"model_type in {where} is {architecture!r}; {', '.join(ARCHITECTURES)} are supported.")
+        return module_config(fields, more_eos)
     _refuse_features(fields)
     config = _llama_like(fields, str(architecture), more_eos)
     if architecture in hf_deepseek.MODEL_TYPES:
@@ -78,8 +80,8 @@ def _llama_like(config: HfFields, architecture: str, more_eos: frozenset[int]) -
         sliding_window=window_or_none(window, context_tokens),
         full_layers=full,
         rope_interleaved=False,
-        bos_id=next(iter(_ids(config.get("bos_token_id"))), None),
-        eos_ids=_ids(config.get("eos_token_id")) | more_eos,
+        bos_id=next(iter(ids_of(config.get("bos_token_id"))), None),
+        eos_ids=ids_of(config.get("eos_token_id")) | more_eos,
     )
 
 
@@ -89,10 +91,7 @@ def _refuse_features(config: HfFields) -> None:
     activation = config.values.get(field, expected)
     if activation != expected:
         raise UnsupportedModel(f"{field} in {config.where} is {activation!r}; {expected} is supported.")
-    if config.get("quantization_config") is not None:
-        raise UnsupportedModel(
-            f"{config.where} has a quantization_config; use the model's unquantised weights or a GGUF file of it."
-        )
+    refuse_quantised(config)
     if config.number("partial_rotary_factor", 1.0) != 1.0:
         raise UnsupportedModel(f"partial_rotary_factor in {config.where} is not 1; all dimensions must be rotated.")
     for field in ("num_local_experts", "num_experts"):
@@ -119,9 +118,3 @@ def _windows(config: HfFields, architecture: str, layers: int) -> tuple[frozense
         kinds = ["full_attention" if layer < first else "sliding_attention" for layer in range(layers)]
     full = full_layers([str(kind) for kind in kinds])
     return (frozenset(), None) if len(full) == layers else (full, window)
-
-
-def _ids(value: object) -> frozenset[int]:
-    """Ids of a field that is one id, a list of them, or null."""
-    values = value if isinstance(value, list) else [value]
-    return frozenset(item for item in values if isinstance(item, int) and not isinstance(item, bool) and item >= 0)

@@ -51,3 +51,17 @@ class HfFields:
         if value is None:
             return UnsupportedModel(f"{self.where} has no {field}; it must be {wanted}.")
         return UnsupportedModel(f"{field} in {self.where} is {value!r:.60}; it must be {wanted}.")
+
+
+def ids_of(value: object) -> frozenset[int]:
+    """Ids of a field that is one id, a list of them, or null."""
+    values = value if isinstance(value, list) else [value]
+    return frozenset(item for item in values if isinstance(item, int) and not isinstance(item, bool) and item >= 0)
+
+
+def refuse_quantised(fields: HfFields) -> None:
+    """Raises UnsupportedModel for weights that are not stored as numbers of a floating point type."""
+    if fields.get("quantization_config") is not None:
+        raise UnsupportedModel(
+            f"{fields.where} has a quantization_config; use the model's unquantised weights or a GGUF file of it."
+        )

@@ -265,7 +265,7 @@ def test_hf_rope_in_both_spellings() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "mixtral"}, "model_type in config.json is 'mixtral'"),
+        ({"model_type": None}, "model_type in config.json is None; it must name the model's architecture"),
         ({"hidden_act": "gelu"}, "hidden_act"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
