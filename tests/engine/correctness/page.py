@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 from tests.engine.correctness.columns import COLUMNS, ENGINES, FAMILIES, Column, Comparison
-from tests.engine.correctness.subject import BOUND, OUTPUT_TOKENS
+from tests.engine.correctness.subject import BOUND, OUTPUT_TOKENS, SHARE_BOUND
 from tests.engine.correctness.table import BEYOND, EXCUSED, ROWS, Row
 
 HEAD = f"""# Correctness
@@ -22,11 +22,12 @@ before; some are greedy, some drawn with seeds, filters and penalties.
 COMPARISONS = {
     Comparison.REFERENCE: "All tokens, greedy and drawn, are the reference's.",
     Comparison.ALONE: "All tokens and their log-probabilities are, bit for bit, those of the request alone on the same backend.",
-    Comparison.NEAR: "No more than the next sentence: sums of rows may be rounded otherwise in another batch.",
+    Comparison.NEAR: "No more than the sentences below: sums of rows may be rounded otherwise in another batch.",
 }
-BOUNDS = f"""In all cells each log-probability that is told is near the reference's, each greedy token is the reference's best
-or as near to it, and each drawn number falls into the reference's share of its token, widened by as much: by {BOUND["float32"]:g}
-of the output's largest logit in float32, by {BOUND["bfloat16"]:g} of it in bfloat16.
+BOUNDS = f"""In all cells each log-probability that is told is near the reference's, and each greedy token is the reference's
+best or as near to it: within {BOUND["float32"]:g} of the output's largest logit in float32, {BOUND["bfloat16"]:g} in
+bfloat16. Each drawn number falls into the reference's share of its token, or is outside by at most
+{SHARE_BOUND["float32"]:g} in float32, {SHARE_BOUND["bfloat16"]:g} in bfloat16.
 """
 
 

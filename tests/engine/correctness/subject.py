@@ -36,7 +36,10 @@ EDITED = SamplingParams(
     temperature=0.8, min_p=0.02, frequency_penalty=0.5, repetition_penalty=1.1, logit_bias=((3, 2.0), (7, 2.0)), seed=5
 )
 #: Most that a log-probability may differ from the reference's, as a share of the output's largest logit.
-BOUND = {"float32": 1e-5, "bfloat16": 0.05}
+#: Measured on one CPU: 1e-6 and 0.012 to 0.033; what one wrong page or seed does is far above.
+BOUND = {"float32": 1e-5, "bfloat16": 0.08}
+#: Most that a drawn number may be outside the reference's share of its token. Measured: 0, and 0.004 to 0.019.
+SHARE_BOUND = {"float32": 1e-5, "bfloat16": 0.05}
 
 
 @cache
@@ -223,8 +226,9 @@ class Subject:
         if not said.tokens:
             return
         rows = self.reference.rows(request, tokens)
-        bound = BOUND[self.column.engine.dtype] * float(rows.abs().max())
-        assert max(self.reference.misses(request, tokens)) <= bound
+        dtype = self.column.engine.dtype
+        bound = BOUND[dtype] * float(rows.abs().max())
+        assert max(self.reference.misses(request, tokens)) <= (bound if request.sampling.greedy else SHARE_BOUND[dtype])
         expected = torch.log_softmax(rows.double(), dim=-1)[first:]
         own = expected.gather(1, torch.tensor(said.tokens)[:, None])[:, 0]
         assert (torch.tensor([told.value for told in said.log_probs]) - own).abs().max() <= bound
