@@ -1,97 +1,217 @@
 """A decode member's engine thread without its thread, over a real runner."""
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 from decode_svc.drafts import DraftSource, Wish
 from decode_svc.handover import HandoverLimits, Handovers
 from decode_svc.memory import DecodeMemory
-from decode_svc.messages import Command, OpenSeat, OutputMade, PromptScored, SeatEnded
+from decode_svc.messages import (
+    Command,
+    EndpointMade,
+    NoticesArrived,
+    OpenSeat,
+    OutputMade,
+    PromptReady,
+    PromptScored,
+    SeatEnded,
+    SeatGranted,
+    SeatPaused,
+    SeatPushed,
+    SeatRefused,
+)
 from decode_svc.scheduler import Scheduler, SchedulerLimits
 from decode_svc.worker import DecodeWorker, Outbox, WorkerPorts
+from engine.grammar_library import CompiledGrammar
 from engine.landing import LandingRows
 from engine.log_probs import TokenLogProb
-from engine.runner import ModelRunner
+from engine.runner import Runner
 from engine.sampling_params import SamplingParams
+from engine.sequence import Earlier, SequenceSpec, StopSpec
 from engine.sequence import Sequence as TokenSequence
-from engine.sequence import SequenceSpec, StopSpec
 from engine.swap import SwapArea
-from kv_transfer.offer import Peer
+from kv_transfer.memory import MemoryFabric, MemoryReceiver
+from kv_transfer.offer import Grant, Peer
 from lifecycle.deadlines import Limits
 from lifecycle.finish import FinishReason
 from lifecycle.record import AttemptKey
 from member.inbox import Inbox
+from member.kv_layout import registered
+from rpc import clocks
+from tests.engine.handing_over import WritingEnd
 from text.detokeniser import Detokeniser, plain_table
+
+LANDING_ROWS = 4
+MOST_TURNS = 2000
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One output that a member is asked for. `earlier`: tokens that an attempt before this one chose; `prefill`: who writes its
+    pages, `moved`: as OpenSeat says."""
+
+    prompt: Sequence[int]
+    sampling: SamplingParams
+    output_tokens: int
+    grammar: CompiledGrammar | None = None
+    earlier: Sequence[int] = ()
+    salt: bytes = b""
+    limits: Limits = field(default_factory=Limits)
+    prefill: Peer | None = None
+    moved: bool = False
+    scores_prompt: bool = False
+    name: str = ""
 
 
 class Member:
-    """`say` it once."""
+    """Whoever holds it takes its turns. Seats are numbered from 0, in the order of asking.
+
+    total_pages: of each KV group; None: all that the runner has. fabric: what hand-overs travel on.
+    """
 
     def __init__(
         self,
-        runner: ModelRunner,
+        runner: Runner,
         limits: SchedulerLimits,
         *,
         host_pages: int = 0,
         drafts: DraftSource | None = None,
         log_probs: int | None = None,
+        total_pages: int | None = None,
+        prefix_cache: bool = False,
+        fabric: MemoryFabric | None = None,
+        name: str = "decode-0",
     ) -> None:
-        totals = [slab.units for slab in runner.slabs]
-        memory = DecodeMemory(runner.layout, totals, 2, host_pages, limits.step.tokens)
-        me = Peer("decode-0", "decode-1", "127.0.0.1:2")
-        handovers = Handovers(memory, me, runner.layout.fingerprint, HandoverLimits(), lambda: "0" * 32)
+        self.peer = Peer(name, f"{name}-1", "127.0.0.1:2")
+        totals = [total_pages or slab.units for slab in runner.slabs]
+        memory = DecodeMemory(runner.layout, totals, LANDING_ROWS, host_pages, limits.step.tokens, prefix_cache=prefix_cache)
+        grant_ids = (f"{number:032x}" for number in itertools.count(1))
+        handovers = Handovers(memory, self.peer, runner.layout.fingerprint, HandoverLimits(), lambda: next(grant_ids))
         table = plain_table([b"x"] * runner.vocabulary_size)
-        make_sequence = partial(TokenSequence, streams=partial(Detokeniser, table))
-        self.scheduler = Scheduler(limits, memory, handovers, make_sequence, drafts)
+        self._make_sequence = partial(TokenSequence, streams=partial(Detokeniser, table))
+        self.scheduler = Scheduler(limits, memory, handovers, self._make_sequence, drafts)
         self.inbox: Inbox[Command] = Inbox(64)
         self.tokens: dict[int, list[int]] = {}
         self.log_probs: dict[int, list[TokenLogProb]] = {}
         self.prompt_log_probs: dict[int, list[TokenLogProb]] = {}
+        self.ends: dict[int, SeatEnded] = {}
+        self.refusals: dict[int, SeatRefused] = {}
+        self.cached: dict[int, int] = {}
+        self.grants: dict[int, Grant] = {}
+        self.paused: dict[int, SeatPaused] = {}
+        self.pushed: dict[int, SeatPushed] = {}
         self._top = log_probs
-        self.ends: list[SeatEnded] = []
-        copies = SwapArea(runner.layout, runner.slab_data, host_pages).run if host_pages else lambda copies: None
-        ports = WorkerPorts(
-            self._publish, lambda writer: None, lambda writer: None, lambda armed: None, copies, lambda transfers: None
-        )
-        self.worker = DecodeWorker(runner, LandingRows(2, runner.vocabulary_size), self.scheduler, self.inbox, ports)
+        self._seats = 0
         self._context_tokens = runner.context_tokens
+        landing = LandingRows(LANDING_ROWS, runner.vocabulary_size)
+        slabs = [registered(slab) for slab in (*runner.slabs, landing.slab)]
+        self._receiver = MemoryReceiver(fabric, name, slabs) if fabric is not None else None
+        self.writing = WritingEnd(fabric, name, runner.layout, slabs, self.inbox.put_always) if fabric is not None else None
+        copies = SwapArea(runner.layout, runner.slab_data, host_pages).run if host_pages else lambda copies: None
+        push = self.writing.transfer if self.writing is not None else lambda transfers: None
+        ports = WorkerPorts(self._publish, self._make_endpoint, lambda writer: None, lambda armed: None, copies, push)
+        self.worker = DecodeWorker(runner, landing, self.scheduler, self.inbox, ports)
+
+    def _make_endpoint(self, writer: str) -> None:
+        assert self._receiver is not None, "a hand-over is asked for and there is nothing that it could travel on"
+        self.inbox.put_always(EndpointMade(writer, self._receiver.endpoint(writer)))
 
     def _publish(self, outbox: Outbox) -> None:
         for event in outbox.events:
-            if isinstance(event, OutputMade):
-                self.tokens.setdefault(event.seat, []).extend(event.selected)
-                self.log_probs.setdefault(event.seat, []).extend(event.log_probs)
-            elif isinstance(event, PromptScored):
-                self.prompt_log_probs.setdefault(event.seat, []).extend(event.log_probs)
-            elif isinstance(event, SeatEnded):
-                self.ends.append(event)
+            match event:
+                case OutputMade():
+                    self.tokens[event.seat] += event.selected
+                    self.log_probs[event.seat] += event.log_probs
+                case PromptScored():
+                    self.prompt_log_probs.setdefault(event.seat, []).extend(event.log_probs)
+                case SeatGranted():
+                    self.cached[event.seat] = event.cached_tokens
+                    if event.grant is not None:
+                        self.grants[event.seat] = event.grant
+                case SeatRefused():
+                    self.refusals[event.seat] = event
+                case SeatPaused():
+                    self.paused[event.seat] = event
+                case SeatPushed():
+                    self.pushed[event.seat] = event
+                case SeatEnded():
+                    assert event.seat not in self.ends, f"seat {event.seat} ended twice"
+                    self.ends[event.seat] = event
+                case PromptReady():
+                    pass
+
+    def ask(self, ask: Ask) -> int:
+        """Put an Open into the inbox; returns the seat's number."""
+        seat = self._seats
+        self._seats += 1
+        self.tokens[seat], self.log_probs[seat] = [], []
+        count = len(ask.earlier)
+        spec = SequenceSpec(
+            key=AttemptKey(ask.name or f"request-{seat}", 2 if count else 1),
+            index=0,
+            prompt_token_ids=tuple(ask.prompt),
+            sampling=ask.sampling,
+            stop=StopSpec(),
+            max_output_tokens=ask.output_tokens,
+            context_tokens=self._context_tokens,
+            earlier=Earlier(tuple(ask.earlier), count, count),  # each token shows one byte
+            grammar=ask.grammar,
+            log_probs=self._top,
+            scores_prompt=ask.scores_prompt,
+        )
+        self.inbox.put_nowait(
+            OpenSeat(
+                seat=seat,
+                sequence=spec,
+                limits=ask.limits,
+                priority=0,
+                sends_output=True,
+                prefill=ask.prefill,
+                received_at=clocks.monotonic(),
+                begun=self._make_sequence(spec) if count else None,
+                moved=ask.moved,
+                salt=ask.salt,
+            )
+        )
+        return seat
+
+    def turn(self) -> bool:
+        """One turn, with what has arrived by then; the books balance after it. True when a step ran."""
+        if self._receiver is not None and (notices := self._receiver.poll()):
+            self.inbox.put_always(NoticesArrived(tuple(notices)))
+        if self.writing is not None:
+            self.writing.poll()
+        ran = self.worker.turn()
+        assert self.scheduler.check() == []
+        return ran
+
+    def run(self, done: Callable[[], bool] | None = None) -> None:
+        """Turns until `done`, or until every seat has ended or was refused."""
+        over = done or (lambda: len(self.ends) + len(self.refusals) == self._seats)
+        for _ in range(MOST_TURNS):
+            if over():
+                return
+            self.turn()
+        raise AssertionError(f"not done after {MOST_TURNS} turns")
+
+    def assert_at_rest(self) -> None:
+        """Nothing is held any more."""
+        books = self.scheduler.books()
+        held = {name: held for name, held in books.items() if held and name not in ("pages_total", "pages_free", "pages_cached")}
+        assert held == {}
+        assert books["pages_free"] + books["pages_cached"] == books["pages_total"]
 
     def say(
         self, prompts: Sequence[Sequence[int]], sampling: SamplingParams, output_tokens: int, *, scores_prompts: bool = False
     ) -> list[list[int]]:
         """The outputs of all prompts, computed beside one another."""
-        for seat, ids in enumerate(prompts):
-            spec = SequenceSpec(
-                key=AttemptKey(f"request-{seat}", 1),
-                index=0,
-                prompt_token_ids=tuple(ids),
-                sampling=sampling,
-                stop=StopSpec(),
-                max_output_tokens=output_tokens,
-                context_tokens=self._context_tokens,
-                log_probs=self._top,
-                scores_prompt=scores_prompts,
-            )
-            self.inbox.put_nowait(OpenSeat(seat, spec, Limits(), 0, True, None, 0.0))
-        for _ in range(2000):
-            self.worker.turn()
-            assert self.scheduler.check() == []
-            if len(self.ends) == len(prompts):
-                break
-        assert [end.ending.reason for end in self.ends] == [FinishReason.MAX_OUTPUT_TOKENS] * len(prompts)
-        books = self.scheduler.books()
-        assert books["pages_free"] == books["pages_total"] and not books["host_pages_used"]
-        return [self.tokens[seat] for seat in range(len(prompts))]
+        seats = [self.ask(Ask(ids, sampling, output_tokens, scores_prompt=scores_prompts)) for ids in prompts]
+        self.run()
+        assert {self.ends[seat].ending.reason for seat in seats} == {FinishReason.MAX_OUTPUT_TOKENS}
+        self.assert_at_rest()
+        return [self.tokens[seat] for seat in seats]
 
 
 class Known:

@@ -1,6 +1,7 @@
-"""Preempted and resumed sequences of a real (tiny, random) model say what they would have said alone, in float32."""
+"""Log-probabilities of prompts and outputs of a real (tiny, random) model, in float32, preempted between two of them.
 
-from collections.abc import Sequence
+That preempted sequences say what they would have said alone is in the correctness matrix.
+"""
 
 import pytest
 import torch
@@ -14,13 +15,11 @@ from engine.sampling_params import SamplingParams
 from models import ModelRef
 from tests.engine import tiny_models
 from tests.engine.decoding import Member
-from tests.engine.native_sets import needs_compiler
 from tests.engine.tiny_models import prompt
-from tests.reference import greedy
 
 PAGE_TOKENS = 4
 #: 20 pages; each of the sequences below needs up to 12.
-SMALL, LARGE = 21, 200
+SMALL = 21
 OUTPUT_TOKENS = 30
 HOST_PAGES = 24
 PROMPTS = [prompt(length, seed=length) for length in (1, 4, 9, 17, 6)]
@@ -46,33 +45,6 @@ def member_of(runner: ModelRunner, kind: PreemptionKind) -> Member:
     return member
 
 
-def outputs(ref: ModelRef, kind: PreemptionKind, total_pages: int, sampling: SamplingParams) -> tuple[Sequence[list[int]], int]:
-    """What was said, and how many times a sequence was preempted."""
-    member = member_of(tiny_models.load(ref, page_tokens=PAGE_TOKENS, total_pages=total_pages), kind)
-    said = member.say(PROMPTS, sampling, OUTPUT_TOKENS)
-    counts = member.scheduler.preemption.counts
-    if kind is PreemptionKind.SWAP:
-        assert counts.preempted[PreemptionKind.SWAP], "the host area was never used"
-    return said, sum(counts.preempted.values())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", list(PreemptionKind))
-def test_greedy_tokens_are_the_references(tiny: Tiny, kind: PreemptionKind) -> None:
-    said, preempted = outputs(tiny[1], kind, SMALL, SamplingParams(temperature=0.0))
-    assert preempted >= 3
-    assert said == [greedy(tiny[0], ids, OUTPUT_TOKENS) for ids in PROMPTS]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", list(PreemptionKind))
-def test_b45_sampled_tokens_go_on_at_the_same_place_of_the_seed(tiny: Tiny, kind: PreemptionKind) -> None:
-    said, preempted = outputs(tiny[1], kind, SMALL, SAMPLED)
-    undisturbed, none = outputs(tiny[1], PreemptionKind.RECOMPUTE, LARGE, SAMPLED)
-    assert preempted >= 3 and none == 0
-    assert said == undisturbed
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", list(PreemptionKind))
 def test_c8_log_probabilities_are_those_of_the_reference_preempted_or_not(tiny: Tiny, kind: PreemptionKind) -> None:
@@ -89,26 +61,3 @@ def test_c8_log_probabilities_are_those_of_the_reference_preempted_or_not(tiny: 
         for row, token, told in zip(expected, tokens, known, strict=True):
             assert told.value == pytest.approx(float(row[token]), abs=1e-4)
             assert told.top_values == pytest.approx(row.topk(TOP).values.tolist(), abs=1e-4)
-
-
-@needs_compiler
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", list(PreemptionKind))
-def test_c8_log_probabilities_are_the_same_bit_by_bit_alone_and_in_a_batch(
-    tmp_path_factory: pytest.TempPathFactory, kind: PreemptionKind
-) -> None:
-    """On the backend whose logits are: so also when a sequence was preempted between two tokens."""
-    model = tiny_models.build("qwen3", head_dim=96, num_attention_heads=3, num_key_value_heads=3).to(torch.bfloat16)
-    ref = tiny_models.save(model, tmp_path_factory.mktemp("native"))
-
-    def member(total_pages: int) -> Member:
-        settings = {"page_tokens": 16, "total_pages": total_pages, "dtype": "bfloat16", "backend": "native"}
-        return member_of(tiny_models.load(ref, **settings), kind)
-
-    together = member(7)  # each needs up to three
-    said = together.say(PROMPTS, SAMPLED, OUTPUT_TOKENS)
-    assert sum(together.scheduler.preemption.counts.preempted.values()) >= 3
-    for seat, ids in enumerate(PROMPTS):
-        alone = member(LARGE)
-        assert alone.say([ids], SAMPLED, OUTPUT_TOKENS) == [said[seat]]
-        assert alone.log_probs[0] == together.log_probs[seat]

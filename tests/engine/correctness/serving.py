@@ -1,0 +1,136 @@
+"""Situations in which requests are served to their end: batches, chunks, prefixes, drafts, grammars, seeds."""
+
+from dataclasses import replace
+
+from decode_svc.planning import StepLimits
+from decode_svc.speculation import SpeculationKind, SpeculationLimits
+from engine.prompt_lookup import LookupLimits
+from lifecycle.finish import FinishReason
+from lifecycle.prefix_keys import tenant_salt
+from tests.engine.correctness.columns import Comparison
+from tests.engine.correctness.reference import Request
+from tests.engine.correctness.subject import EDITED, GREEDY, OUTPUT_TOKENS, SEEDED, Subject
+from tests.engine.decoding import Member
+from tests.engine.tiny_models import VOCABULARY, prompt
+
+SALT, OTHER_SALT = tenant_salt("one"), tenant_salt("another")
+#: Chunks of fewer tokens than a page of any column, but for the smallest pages.
+NARROW = StepLimits(tokens=7, sequences=3, prompts=2)
+GRAMMAR_TOKENS = 12
+
+
+def single(subject: Subject) -> None:
+    """One request at a time."""
+    for request in subject.requests()[2:4]:
+        subject.serve(subject.member(), [request])
+
+
+def mixed_lengths(subject: Subject) -> None:
+    """Five beside one another, each step one row of each."""
+    runner = subject.watched()
+    subject.serve(subject.member(runner=runner), subject.requests())
+    assert max(batch.scheduled_sequences for batch in runner.batches) == len(subject.requests())
+
+
+def prefix_miss(subject: Subject) -> None:
+    """The cache has the same text of another tenant, and a text that differs in its first token."""
+    member = subject.member(prefix_cache=True)
+    request = subject.requests()[2]
+    changed = replace(request, prompt=((request.prompt[0] + 1) % VOCABULARY, *request.prompt[1:]))
+    for several in ([(request, SALT)], [(request, OTHER_SALT), (changed, SALT), (request, b"")]):
+        seats = [subject.ask(member, one, salt=salt) for one, salt in several]
+        member.run()
+        for seat, (one, _) in zip(seats, several, strict=True):
+            assert member.cached[seat] == 0
+            subject.judge_whole(member, seat, one)
+    member.assert_at_rest()
+
+
+def prefix_hit(subject: Subject) -> None:
+    """Pages that a running sequence shares, pages left by one that ended, and pages of generated tokens."""
+    member, size = subject.member(prefix_cache=True), subject.page_tokens
+    first = Request(tuple(prompt(3 * size + 1, seed=7)), GREEDY, OUTPUT_TOKENS)
+    begun = subject.ask(member, first, salt=SALT)
+    member.run(lambda: len(member.tokens[begun]) == 3)
+    whole_pages = Request(first.prompt[: 2 * size], SEEDED, OUTPUT_TOKENS)
+    own_end = Request((*first.prompt[: 2 * size], *prompt(size, seed=8)), EDITED, OUTPUT_TOKENS)
+    _hits(subject, [(whole_pages, size), (own_end, 2 * size)], member)
+    subject.judge_whole(member, begun, first)
+    goes_on = Request((*first.prompt, *member.tokens[begun][:size]), SEEDED, OUTPUT_TOKENS)
+    _hits(subject, [(first, 3 * size), (goes_on, 4 * size)], member)
+    member.assert_at_rest()
+
+
+def _hits(subject: Subject, expected: list[tuple[Request, int]], member: Member) -> None:
+    """Ask for these at once; of each so many tokens are in the cache."""
+    seats = [subject.ask(member, request, salt=SALT) for request, _ in expected]
+    member.run()
+    for seat, (request, cached_tokens) in zip(seats, expected, strict=True):
+        assert member.cached[seat] == cached_tokens
+        subject.judge_whole(member, seat, request)
+
+
+def chunk_mixes(subject: Subject) -> None:
+    """Prompts in chunks of many sizes, beside rows of sequences that decode."""
+    runner = subject.watched()
+    member, requests = subject.member(NARROW, runner), subject.requests()
+    seats = [subject.ask(member, requests[0])]
+    member.run(lambda: len(member.tokens[0]) == 2)
+    seats += [subject.ask(member, request) for request in requests[1:]]
+    member.run()
+    for seat, request in zip(seats, requests, strict=True):
+        subject.judge_whole(member, seat, request)
+    sizes = [sorted(len(rows.token_ids) for rows in batch.rows) for batch in runner.batches]
+    assert any(one[0] == 1 and one[-1] > 1 for one in sizes), "no step had a decode row beside a chunk"
+    assert len({one[-1] for one in sizes}) > 2, "all chunks had one size"
+
+
+def speculation(subject: Subject) -> None:
+    """Drafts by prompt lookup, of texts that repeat themselves."""
+    lookup = SpeculationLimits(SpeculationKind.PROMPT_LOOKUP, 6, LookupLimits(1, 3))
+    member = subject.member(speculation=lookup)
+    text, favoured = tuple(prompt(9, seed=1) * 3), ((3, 6.0), (7, 6.0), (11, 6.0))
+    samplings = (replace(GREEDY, logit_bias=favoured), replace(EDITED, logit_bias=favoured))
+    subject.serve(member, [Request(text, sampling, 2 * OUTPUT_TOKENS) for sampling in samplings])
+    counts = member.scheduler.speculation.counts
+    assert 0 < counts.accepted_tokens < counts.drafted_tokens
+
+
+def structured(subject: Subject) -> None:
+    """A regular expression for twelve letters, beside a sequence without one."""
+    letters = frozenset(range(ord("a"), ord("m") + 1))
+    member, base = subject.member(), subject.requests()
+    bound = [Request(one.prompt, one.sampling, GRAMMAR_TOKENS, letters) for one in (base[2], base[4])]
+    seats = [subject.ask(member, request) for request in bound]
+    free = subject.ask(member, base[1])
+    member.run()
+    member.worker.close()
+    for seat, request in zip(seats, bound, strict=True):
+        said = subject.said(member, seat)
+        assert said.reason is FinishReason.GRAMMAR_COMPLETE and len(said.tokens) == GRAMMAR_TOKENS
+        subject.judge(said, request)
+    subject.judge_whole(member, free, base[1])
+
+
+def replay_alone(subject: Subject) -> None:
+    """The same request twice, at different times, on two loads of the same weights: the same to the last bit on the same load."""
+    request = subject.requests()[1]
+    first = subject.serve(subject.member(), [request])
+    subject.clock.now += 100.0
+    assert subject.serve(subject.member(), [request]) == first
+    subject.serve(subject.member(runner=subject.other), [request])
+
+
+def replay_in_batch(subject: Subject) -> None:
+    """The same request as the last of a batch that has begun, then as one of two equal ones among others."""
+    requests = subject.requests()
+    request = requests[4]
+    member = subject.member(StepLimits(tokens=24, sequences=8))
+    early = [subject.ask(member, one) for one in requests[:4]]
+    member.run(lambda: len(member.tokens[early[0]]) == 5)
+    late = [subject.ask(member, request), subject.ask(member, request)]
+    member.run()
+    for seat in late:
+        subject.judge_whole(member, seat, request)
+    if subject.column.engine.comparison is not Comparison.NEAR:
+        assert member.tokens[late[0]] == member.tokens[late[1]] == subject.alone(request).tokens

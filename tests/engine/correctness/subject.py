@@ -1,0 +1,236 @@
+"""What is compared in one column: its engine, its reference, members over the one and the judgement by the other."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from decode_svc.planning import StepLimits
+from decode_svc.scheduler import SchedulerLimits
+from engine.batch import Batch, LayerMarks
+from engine.grammar_library import CompiledGrammar, Vocabulary
+from engine.log_probs import TokenLogProb
+from engine.runner import ModelError, Runner, RunnerStatistics
+from engine.sampling_params import SamplingParams
+from lifecycle.finish import FinishReason
+from models import ModelRef
+from tests.engine import tiny_models
+from tests.engine.correctness.columns import Column, Comparison, Family
+from tests.engine.correctness.reference import Reference, Request
+from tests.engine.decoding import Ask, Member
+from tests.engine.tiny_models import VOCABULARY, prompt
+from tests.grammars import compiled, regex
+from text.detokeniser import plain_table
+
+OUTPUT_TOKENS = 24
+#: Of each KV group, the null page included.
+TOTAL_PAGES = 128
+#: Log-probabilities that are told beside the chosen token's.
+TOP = 2
+GREEDY = SamplingParams(temperature=0.0)
+SEEDED = SamplingParams(temperature=1.0, top_p=0.95, repetition_penalty=1.1, seed=11)
+EDITED = SamplingParams(
+    temperature=0.8, min_p=0.02, frequency_penalty=0.5, repetition_penalty=1.1, logit_bias=((3, 2.0), (7, 2.0)), seed=5
+)
+#: Most that a log-probability may differ from the reference's, as a share of the output's largest logit.
+#: Measured on one CPU: 1e-6 and 0.012 to 0.033; what one wrong page or seed does is far above.
+BOUND = {"float32": 1e-5, "bfloat16": 0.08}
+#: Most that a drawn number may be outside the reference's share of its token. Measured: 0, and 0.004 to 0.019.
+SHARE_BOUND = {"float32": 1e-5, "bfloat16": 0.05}
+
+
+@cache
+def letters(allowed: frozenset[int], count: int) -> CompiledGrammar:
+    """So many of these letters, in a vocabulary whose ids are bytes. `allowed`: without gaps."""
+    table = plain_table([bytes([token]) if token < 128 else b"" for token in range(VOCABULARY)])
+    rule = regex(f"[{chr(min(allowed))}-{chr(max(allowed))}]{{{count}}}")
+    return compiled(rule, Vocabulary(table, VOCABULARY, frozenset()))
+
+
+@dataclass
+class Said:
+    """What came of a request: tokens, what was told with them, and how it ended."""
+
+    tokens: list[int]
+    log_probs: list[TokenLogProb]
+    reason: FinishReason | None
+
+
+class VirtualClock:
+    """Implements rpc.clocks.Clocks: stands still until it is told otherwise, so that nothing depends on how fast steps are."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        """See Clocks."""
+        return self.now
+
+    def wall(self) -> float:
+        """See Clocks."""
+        return self.now
+
+
+class WatchedRunner:
+    """A runner behind the port: writes down what it is given, and has no memory for a step while it is told so."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self.batches: list[Batch] = []
+        self.out_of_memory = False
+        self.layout = runner.layout
+        self.vocabulary_size = runner.vocabulary_size
+        self.context_tokens = runner.context_tokens
+        self.slabs = runner.slabs
+        self.slab_data = runner.slab_data
+
+    def run(self, batch: Batch, marks: LayerMarks | None = None) -> torch.Tensor:
+        """See Runner."""
+        self.batches.append(batch)
+        if self.out_of_memory:
+            raise ModelError("no memory")
+        return self._runner.run(batch, marks)
+
+    def rest(self) -> None:
+        """See Runner."""
+        self._runner.rest()
+
+    def statistics(self) -> RunnerStatistics:
+        """See Runner."""
+        return self._runner.statistics()
+
+
+@dataclass
+class Tiny:
+    """A family's files, with weights that bfloat16 holds exactly, and the reference over the same weights."""
+
+    ref: ModelRef
+    reference: Reference
+
+    @classmethod
+    def build(cls, family: Family, folder: Path) -> "Tiny":
+        """Saves the files in a folder."""
+        model = tiny_models.build(family.variant, **dict(family.changes))
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.copy_(parameter.to(torch.bfloat16))
+        return cls(tiny_models.save(model, folder), Reference(model))
+
+
+@dataclass
+class Subject:
+    """One column at work. `other`: the same weights, loaded a second time, with pages of its own."""
+
+    column: Column
+    reference: Reference
+    runner: Runner
+    other: Runner
+    clock: VirtualClock = field(default_factory=VirtualClock)
+    _alone: dict[Request, Said] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, column: Column, tiny: Tiny) -> "Subject":
+        """Loads the engine twice."""
+        engine = column.engine
+        settings = {"dtype": engine.dtype, "backend": engine.backend, "page_tokens": engine.page_tokens}
+        runners = [tiny_models.load(tiny.ref, total_pages=TOTAL_PAGES, **settings) for _ in range(2)]
+        return cls(column, tiny.reference, *runners)
+
+    @property
+    def page_tokens(self) -> int:
+        """Tokens in a page of every group."""
+        return self.column.engine.page_tokens
+
+    @property
+    def keeps_all_pages(self) -> bool:
+        """Whether some KV group has no window, so that a sequence needs pages for all of its tokens."""
+        return any(group.window is None for group in self.runner.layout.groups)
+
+    def requests(self) -> list[Request]:
+        """Five, of lengths at, below and above the borders of pages, greedy and drawn."""
+        size = self.page_tokens
+        lengths = (1, size, 2 * size + 1, size + 2, 2 * size - 1)
+        samplings = (GREEDY, SEEDED, GREEDY, EDITED, SEEDED)
+        return [
+            Request(tuple(prompt(length, seed=length)), sampling, OUTPUT_TOKENS)
+            for length, sampling in zip(lengths, samplings, strict=True)
+        ]
+
+    def pages(self, request: Request, step_tokens: int) -> int:
+        """Most pages of any group that a request holds at once, where its prompt is computed in steps of so many tokens."""
+        tokens = len(request.prompt) + request.output_tokens - 1
+        return max(group.most_pages(tokens, step_tokens) for group in self.runner.layout.groups)
+
+    def watched(self) -> WatchedRunner:
+        """The runner, behind something that writes down its batches."""
+        return WatchedRunner(self.runner)
+
+    def member(self, step: StepLimits | None = None, runner: Runner | None = None, **settings: Any) -> Member:
+        """A decode member with its books empty. `settings`: of SchedulerLimits where it has such a field, else of Member."""
+        of_limits = {name: settings.pop(name) for name in ("pressure", "speculation") if name in settings}
+        limits = SchedulerLimits(step=step or StepLimits(tokens=60, sequences=8), **of_limits)
+        return Member(runner or self.runner, limits, log_probs=TOP, **settings)
+
+    def ask(self, member: Member, request: Request, **more: Any) -> int:
+        """Put a request to a member. One with a grammar may say more than the grammar lets it."""
+        grammar = None if request.allowed is None else letters(request.allowed, request.output_tokens)
+        most = request.output_tokens + (grammar is not None)
+        return member.ask(Ask(request.prompt, request.sampling, most, grammar=grammar, **more))
+
+    def said(self, member: Member, seat: int) -> Said:
+        """What came of a seat so far."""
+        end = member.ends.get(seat)
+        return Said(member.tokens[seat], member.log_probs[seat], end.ending.reason if end else None)
+
+    def serve(self, member: Member, requests: Sequence[Request]) -> list[Said]:
+        """All of them beside one another, judged; afterwards the member holds nothing."""
+        seats = [self.ask(member, request) for request in requests]
+        member.run()
+        for seat, request in zip(seats, requests, strict=True):
+            self.judge_whole(member, seat, request)
+        member.assert_at_rest()
+        return [self.said(member, seat) for seat in seats]
+
+    def alone(self, request: Request) -> Said:
+        """What this engine says to a request that has a member for itself; computed once."""
+        if request not in self._alone:
+            member = self.member()
+            seat = self.ask(member, request)
+            member.run()
+            self._alone[request] = self.said(member, seat)
+        return self._alone[request]
+
+    def judge_whole(self, member: Member, seat: int, request: Request, earlier: Sequence[int] = ()) -> None:
+        """A seat's output went to its end, and is right."""
+        said = self.said(member, seat)
+        assert said.reason is FinishReason.MAX_OUTPUT_TOKENS
+        assert len(earlier) + len(said.tokens) == request.output_tokens
+        self.judge(said, request, earlier)
+
+    def judge(self, said: Said, request: Request, earlier: Sequence[int] = ()) -> None:
+        """What was said so far is right, as the column compares. `earlier`: tokens that another member said before."""
+        first, tokens = len(earlier), (*earlier, *said.tokens)
+        assert len(said.log_probs) == len(said.tokens)
+        match self.column.engine.comparison:
+            case Comparison.REFERENCE:
+                assert list(tokens) == self.reference.chosen(request, tokens)
+            case Comparison.ALONE:
+                alone = self.alone(request)
+                assert list(tokens) == alone.tokens[: len(tokens)]
+                assert said.log_probs == alone.log_probs[first : len(tokens)]
+            case Comparison.NEAR:
+                pass
+        if not said.tokens:
+            return
+        rows = self.reference.rows(request, tokens)
+        dtype = self.column.engine.dtype
+        bound = BOUND[dtype] * float(rows.abs().max())
+        assert max(self.reference.misses(request, tokens)) <= (bound if request.sampling.greedy else SHARE_BOUND[dtype])
+        expected = torch.log_softmax(rows.double(), dim=-1)[first:]
+        own = expected.gather(1, torch.tensor(said.tokens)[:, None])[:, 0]
+        assert (torch.tensor([told.value for told in said.log_probs]) - own).abs().max() <= bound
+        best = torch.tensor([told.top_values for told in said.log_probs])
+        assert (best - expected.topk(TOP).values).abs().max() <= bound
