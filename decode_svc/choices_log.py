@@ -21,12 +21,14 @@ Terminal = SeatEnded | SeatRefused
 @dataclass(frozen=True, slots=True)
 class ChoicesTold:
     """How the outputs are told. As in StreamLog, and: `most` of them are, the likeliest, when all have ended; 0 tells each at its
-    end. ranks_only: log-probabilities are there for that and are not told."""
+    end. ranks_only: log-probabilities are there for that and are not told. after_prompt: the prompt is told before anything else,
+    unless all have ended without it."""
 
     final_only: bool = False
     top: int | None = None
     most: int = 0
     ranks_only: bool = False
+    after_prompt: bool = False
 
 
 class ChoicesLog:
@@ -49,6 +51,7 @@ class ChoicesLog:
         self._ends: dict[int, SeatEnded] = {}
         self._closed: set[int] = set()
         self._prompt: PromptPart | None = None
+        self._waits = told.after_prompt
         self._terminal: Terminal | None = None
         self._ended = False
 
@@ -70,13 +73,16 @@ class ChoicesLog:
         """The prompt goes out before any output. Raises LogEnded."""
         if self._ended:
             raise LogEnded("the prompt after the terminal")
-        self._prompt = prompt
+        self._prompt, self._waits = prompt, False
 
     def end_choice(self, choice: int, end: SeatEnded) -> None:
         """One of them has ended. Raises LogEnded when it had before."""
         self._logs[choice].end(end)
         self._ends[choice] = end
-        if self._told.most and len(self._ends) == len(self._logs):
+        if len(self._ends) < len(self._logs):
+            return
+        self._waits = False
+        if self._told.most:
             self._turns = deque(self._ranked())
 
     def end(self, terminal: Terminal) -> None:
@@ -168,7 +174,7 @@ class ChoicesLog:
         return end is not None and not end.ending.goes_on
 
     def _due(self, choice: int) -> bool:
-        if choice in self._closed:
+        if self._waits or choice in self._closed:
             return False
         if not self._tells_end(choice):
             return not self._logs[choice].caught_up

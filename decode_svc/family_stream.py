@@ -63,7 +63,8 @@ class FamilyStream(SeatStream):
 
     def _new_log(self, window_bytes: int) -> ChoicesLog:
         origin = self.origin
-        told = ChoicesTold(not origin.sends_output, origin.log_probs, origin.told_choices, origin.ranks_only)
+        final_only, waits = not origin.sends_output, origin.prompt is not None
+        told = ChoicesTold(final_only, origin.log_probs, origin.told_choices, origin.ranks_only, waits)
         held = {choice: earlier.held_log_probs for choice, earlier in origin.choices}
         return ChoicesLog(origin.first_sequence_no, window_bytes, held, told)
 

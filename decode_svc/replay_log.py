@@ -43,14 +43,18 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What was told of one output before a replay: tokens, how many of them were returned, with how much text. held_log_probs: of
-    the last of token_ids, beyond returned_tokens, when the request wants any. ended: its end, when that was told too."""
+    """What was told of one output before a replay: tokens, how many of them were returned, with how much text.
+
+    held_log_probs: of the last of token_ids, beyond returned_tokens, when the request wants any. ended: its end, when that was
+    told too; untold: to the router alone.
+    """
 
     token_ids: tuple[int, ...]
     returned_tokens: int
     text_bytes: int
     held_log_probs: tuple[TokenLogProb, ...] = ()
     ended: SeatEnded | None = None
+    untold: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,17 +141,20 @@ class _Sums:
     text_bytes: int
     held_log_probs: tuple[TokenLogProb, ...]
     ended: SeatEnded | None = None
+    untold: bool = False
 
     def plus(self, sent: Sent) -> "_Sums":
         selected, returned = self.selected + sent.selected, self.returned + sent.returned
         held = self.held_log_probs
         if held or sent.held_log_probs:
             held = still_held(held + sent.held_log_probs, selected - returned)
-        return _Sums(selected, returned, self.text_bytes + sent.text_bytes, held, sent.ended)
+        return _Sums(selected, returned, self.text_bytes + sent.text_bytes, held, sent.ended, sent.number is None)
 
     def told(self, tokens: Sequence[int]) -> Told:
         token_ids = tuple(tokens[: self.selected])
-        return Told(token_ids, self.returned, self.text_bytes, self.held_log_probs, self.ended)
+        return Told(
+            token_ids, self.returned, self.text_bytes, self.held_log_probs, self.ended, self.ended is not None and self.untold
+        )
 
 
 def still_held(log_probs: tuple[TokenLogProb, ...], unreturned: int) -> tuple[TokenLogProb, ...]:

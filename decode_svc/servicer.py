@@ -101,7 +101,7 @@ class DecodeServicer(pb_grpc.DecodeServiceServicer):
         reading = asyncio.ensure_future(self._opener.read(message, received_at))
         try:
             await asyncio.wait({reading, requests.coming()}, return_when=asyncio.FIRST_COMPLETED)
-            if not reading.done() and requests.next_is("cancel"):
+            if not reading.done() and requests.next_cancels():
                 return Refusal(admission.CANCELLED, "it was cancelled while its grammar was compiled", False)
             return await reading
         finally:

@@ -76,11 +76,11 @@ def _choice(index: int, told: Told, replay: Replay, pieces: Pieces) -> pb.Choice
         sent_text_bytes=told.text_bytes,
         held_log_probabilities=for_router(told.held_log_probs),
         returned=returned.SerializeToString(),
-        ended=_choice_end(told.ended) if told.ended is not None else None,
+        ended=_choice_end(told.ended, untold=told.untold) if told.ended is not None else None,
     )
 
 
-def _choice_end(end: SeatEnded) -> pb.ChoiceEnd:
+def _choice_end(end: SeatEnded, *, untold: bool) -> pb.ChoiceEnd:
     ending = end.ending
     return pb.ChoiceEnd(
         finish_reason=FINISH_REASONS[ending.reason],
@@ -88,6 +88,7 @@ def _choice_end(end: SeatEnded) -> pb.ChoiceEnd:
         matched_stop=ending.matched_stop,
         matched_token_id=ending.matched_token_id,
         usage=_usage(end.usage),
+        untold=untold,
     )
 
 
@@ -153,6 +154,9 @@ def output(published: Published, pieces: Pieces) -> pb.DecodeResponse:
     elif published.sequence_no is not None:
         delta = _delta(published, pieces)
         response = v1.GenerateResponse(sequence_no=published.sequence_no, delta=delta).SerializeToString()
+    ended = None
+    if published.ended is not None:
+        ended = _choice_end(published.ended, untold=published.sequence_no is None)
     return pb.DecodeResponse(
         output=pb.Output(
             response=response,
@@ -162,7 +166,7 @@ def output(published: Published, pieces: Pieces) -> pb.DecodeResponse:
             returned_tokens=len(published.token_ids),
             held_log_probabilities=for_router(published.held_log_probs),
             choice=published.choice,
-            ended=_choice_end(published.ended) if published.ended is not None else None,
+            ended=ended,
         )
     )
 

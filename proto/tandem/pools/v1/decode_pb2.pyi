@@ -131,18 +131,20 @@ class Choice(_message.Message):
     def __init__(self, index: _Optional[int] = ..., output_token_ids: _Optional[_Iterable[int]] = ..., sent_text_bytes: _Optional[int] = ..., returned_tokens: _Optional[int] = ..., held_log_probabilities: _Optional[_Iterable[bytes]] = ..., returned: _Optional[bytes] = ..., ended: _Optional[_Union[ChoiceEnd, _Mapping]] = ...) -> None: ...
 
 class ChoiceEnd(_message.Message):
-    __slots__ = ("finish_reason", "cause", "matched_stop", "matched_token_id", "usage")
+    __slots__ = ("finish_reason", "cause", "matched_stop", "matched_token_id", "usage", "untold")
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     CAUSE_FIELD_NUMBER: _ClassVar[int]
     MATCHED_STOP_FIELD_NUMBER: _ClassVar[int]
     MATCHED_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
+    UNTOLD_FIELD_NUMBER: _ClassVar[int]
     finish_reason: _inference_pb2.FinishReason
     cause: str
     matched_stop: str
     matched_token_id: int
     usage: _inference_pb2.Usage
-    def __init__(self, finish_reason: _Optional[_Union[_inference_pb2.FinishReason, str]] = ..., cause: _Optional[str] = ..., matched_stop: _Optional[str] = ..., matched_token_id: _Optional[int] = ..., usage: _Optional[_Union[_inference_pb2.Usage, _Mapping]] = ...) -> None: ...
+    untold: bool
+    def __init__(self, finish_reason: _Optional[_Union[_inference_pb2.FinishReason, str]] = ..., cause: _Optional[str] = ..., matched_stop: _Optional[str] = ..., matched_token_id: _Optional[int] = ..., usage: _Optional[_Union[_inference_pb2.Usage, _Mapping]] = ..., untold: _Optional[bool] = ...) -> None: ...
 
 class Adopt(_message.Message):
     __slots__ = ("key", "incarnation", "next_sequence_no")
