@@ -1,6 +1,7 @@
 """Between decode.proto and the values inside: an Open becomes checked values or a list of violations, events become responses."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -157,11 +158,7 @@ def parse_open(message: pb.Open, me: Identity, eos_ids: frozenset[int]) -> Reque
     checks.require(-most <= message.priority <= most, "priority", f"must be -{most} to {most}, got {message.priority}")
     sampling = _sampling(message.sampling, highest, checks)
     stop = _stop(message.stop, eos_ids, highest, checks)
-    limits = Limits(
-        first_token_s=_seconds(message, "first_token_remaining_s", checks),
-        inter_token_s=_seconds(message, "inter_token_s", checks),
-        overall_s=_seconds(message, "overall_remaining_s", checks),
-    )
+    limits = _limits(message, checks)
     since_last_token_s = _seconds(message, "since_last_token_s", checks)
     log_probs = message.log_probabilities.top if message.HasField("log_probabilities") else None
     checks.require((log_probs or 0) <= me.vocabulary_size, "log_probabilities.top", f"must be at most {me.vocabulary_size}")
@@ -190,11 +187,7 @@ def parse_open(message: pb.Open, me: Identity, eos_ids: frozenset[int]) -> Reque
         log_probs=log_probs,
         scores_prompt=scored,
     )
-    # Whoever gets the prompt's KV scores it; his siblings begin behind it.
-    others = tuple(
-        replace(spec, index=index, earlier=before, scores_prompt=scored and place == 0)
-        for place, (index, before) in enumerate(choices)
-    )
+    others = _outputs(spec, choices)
     return Request(
         choices=others,
         spec=others[0] if others else spec,
@@ -211,6 +204,22 @@ def parse_open(message: pb.Open, me: Identity, eos_ids: frozenset[int]) -> Reque
         grammar=grammar,
         salt=bytes(message.tenant_salt),
         most_computed_tokens=message.most_computed_tokens if message.HasField("most_computed_tokens") else None,
+    )
+
+
+def _limits(message: pb.Open, checks: _Checks) -> Limits:
+    return Limits(
+        first_token_s=_seconds(message, "first_token_remaining_s", checks),
+        inter_token_s=_seconds(message, "inter_token_s", checks),
+        overall_s=_seconds(message, "overall_remaining_s", checks),
+    )
+
+
+def _outputs(spec: SequenceSpec, choices: Iterable[tuple[int, Earlier]]) -> tuple[SequenceSpec, ...]:
+    """One spec for each output; whoever gets the prompt's KV scores the prompt, the others begin behind it."""
+    return tuple(
+        replace(spec, index=index, earlier=before, scores_prompt=spec.scores_prompt and place == 0)
+        for place, (index, before) in enumerate(choices)
     )
 
 
