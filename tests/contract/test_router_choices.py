@@ -234,3 +234,27 @@ async def test_another_router_takes_it_over_and_nobody_notices(redis_url: str, c
         else:
             assert texts(events) == expected
         assert answer.completed.usage.selected_tokens == 17
+
+
+async def test_choices_stay_at_a_member_that_drains(redis_url: str, cell: str) -> None:
+    """They are not stopped to be moved; what has not ended when the member stops goes on at another one."""
+    async with router_world(redis_url, cell, decodes=2) as world:
+        for decode in world.decodes:
+            decode.script.output.hold()
+        running = world.client.begin(request("r1", choices=2))
+        member, other = await seated(world)
+        await world.client.until_state("r1", "decoding")
+        member.load.draining = True
+        member.tell()
+        for count in range(4):
+            await member.script.output.reached_by(count + 1)
+            member.script.output.step()
+        await member.script.output.reached_by(5)
+        assert member.heard == []
+        await member.stop()
+        other.script.output.release()
+        answer = await asyncio.wait_for(running, 5)
+        answer.check_order()
+        assert (answer.code, texts(answer.events)) == (grpc.StatusCode.OK, whole(2))
+        assert [len(one.output_token_ids) for one in other.opens[0].choices] == [2, 2] and not other.opens[0].moved
+        await world.at_rest()
