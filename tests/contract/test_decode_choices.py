@@ -119,7 +119,7 @@ async def test_outputs_that_are_preempted_one_by_one_go_on_as_they_were(preempti
 
 @pytest.mark.parametrize("ended", [0, 1, 2])
 @pytest.mark.parametrize("handed_over", [False, True])
-async def test_one_that_is_cancelled_leaves_its_siblings_alone(ended: int, handed_over: bool) -> None:
+async def test_b43_one_that_is_cancelled_leaves_its_siblings_alone(ended: int, handed_over: bool) -> None:
     async with decode_member() as member:
         spread(member)
         texts = [await alone(member, PROMPT, index) for index in range(3)]
