@@ -100,7 +100,7 @@ class ChoicesLog:
             prompt, self._prompt = self._prompt, None
             self.next_sequence_no += 1
             number = self.next_sequence_no
-            return Published(number - 1, number, "", (), (), 0, 0, prompt=prompt)
+            return Published(number - 1, number, "", (), (), 0, 0, prompt=prompt, choice=next(iter(self._logs)))
         choice = next((one for one in self._turns if self._due(one)), None)
         if choice is None:
             return None

@@ -1,5 +1,7 @@
 """Several outputs of one prompt at a decode member, over the wire: each is what it would be alone."""
 
+import asyncio
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -176,6 +178,7 @@ async def test_a_cancel_of_the_request_ends_all() -> None:
         seat = await family(member, PROMPT, choices(0, 1))
         member.runner.gate.step(3)
         await seat.until("output")
+        await member.runner.gate.stopped()
         await seat.send(cancel=decode_pb2.CancelSeat(reason="client_cancel"))
         await member.until_noted()
         member.runner.gate.release()
@@ -304,3 +307,95 @@ async def test_what_is_wrong_with_choices_is_named(changes: dict[str, Any], fiel
             await seat.next()
         assert [one.field for one in details_from(failed.value).violations] == [f"open.{field}"]
         await member.assert_empty()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("handed_over", [False, True])
+async def test_each_follows_the_grammar_at_its_own_place(handed_over: bool) -> None:
+    async with decode_member(total_pages=300, context_tokens=1024) as member:
+        peer = {"prefill": member.writer.peer} if handed_over else {}
+        drawn = v1.SamplingParams(temperature=10.0, seed=3)
+        wanted: dict[str, Any] = {"grammar": v1.Grammar(regex="(ab|cde|f{2,4}){3,6}"), "sampling": drawn, "max_output_tokens": 60}
+        seat = await (await family(member, PROMPT, choices(0, 1, 2), **wanted, **peer)).finish()
+        for index, end in seat.ends.items():
+            assert end.finish_reason in (v1.FINISH_REASON_EOS, v1.FINISH_REASON_GRAMMAR_COMPLETE)
+            assert re.fullmatch("(ab|cde|f{2,4}){3,6}", seat.texts_of[index])
+            assert seat.texts_of[index] == await alone(member, PROMPT, index, **wanted)
+        assert len(set(seat.texts_of.values())) > 1
+        await member.assert_empty()
+
+
+async def test_stops_penalties_and_log_probabilities_are_each_ones_own() -> None:
+    async with decode_member() as member:
+        spread(member)
+        wanted: dict[str, Any] = {
+            "sampling": v1.SamplingParams(temperature=1.0, seed=5, repetition_penalty=1.2, presence_penalty=0.5),
+            "stop": v1.StopParams(sequences=["e", "xy"], min_output_tokens=3),
+            "log_probabilities": v1.LogProbabilityParams(top=2, prompt=True),
+            "echo_prompt": True,
+            "max_output_tokens": 40,
+        }
+        seat = await (await family(member, PROMPT, choices(0, 1, 2), **wanted)).finish()
+        prompts = [event.prompt for event in seat.deltas if event.HasField("prompt")]
+        assert [bytes(prompts[0].token_ids), len(prompts)] == [bytes(PROMPT), 1]
+        for index in range(3):
+            single = await (await family(member, PROMPT, choices(index), **wanted)).finish()
+            assert seat.ends[index].finish_reason == single.ends[index].finish_reason
+            assert (seat.texts_of[index], told(seat, index)) == (single.texts_of[index], told(single, index))
+        assert len({end.finish_reason for end in seat.ends.values()}) >= 1
+        await member.assert_empty()
+
+
+def told(seat: Family, index: int) -> list[float]:
+    """Log-probabilities of a choice, in order."""
+    events = [getattr(event, event.WhichOneof("event")) for event in seat.deltas if not event.HasField("prompt")]
+    return [one.log_probability for event in events if event.index == index for one in event.log_probabilities]
+
+
+async def test_drafts_change_no_token_of_any() -> None:
+    """What repeats is drafted; each output is checked by its own draws."""
+    drafting: dict[str, Any] = {"speculation": "prompt_lookup", "lookup_shortest": 1, "draft_tokens": 4, "context_tokens": 256}
+    repeating = {PROMPT: (b"abcabcabd" * 8)}
+    async with decode_member(repeating) as plain, decode_member(repeating, **drafting) as member:
+        for one in (plain, member):
+            one.runner.letters = 97.0
+        wanted = await (await family(plain, PROMPT, choices(0, 1, 2), max_output_tokens=60)).finish()
+        seat = await (await family(member, PROMPT, choices(0, 1, 2), max_output_tokens=60)).finish()
+        assert seat.texts_of == wanted.texts_of
+        drafted = [rows.draft_tokens for batch in member.runner.batches for rows in batch.rows]
+        assert any(drafted)
+        await member.assert_empty()
+
+
+async def test_a_lost_prefill_ends_all_and_tells_no_end_of_any() -> None:
+    """They go on elsewhere: what could be told of them is told there."""
+    async with decode_member() as member:
+        message = member.message(PROMPT, sampling=DRAWN, choices=choices(0, 1, 2), prefill=member.writer.peer)
+        seat = Family(member.stub.Decode(), message.key.request_id)
+        await seat.send(open=message)
+        await seat.until("granted")
+        await seat.send(prefill_lost=decode_pb2.PrefillLost(cause="prefill_lost", drained=True))
+        await seat.finish()
+        assert (seat.ended.finish_reason, seat.ended.cause) == (v1.FINISH_REASON_TRANSPORT_ERROR, "prefill_lost")
+        assert not seat.outputs
+        await member.assert_empty()
+
+
+async def test_a_member_that_stops_tells_the_ends_that_there_were() -> None:
+    async with decode_member() as member:
+        member.runner.gate.hold()
+        seat = await family(member, PROMPT, choices(0, 1), stop=v1.StopParams(token_ids=[]), max_output_tokens=24)
+        member.runner.gate.step(4)
+        while len(seat.tokens_of.get(1, [])) < 2:
+            await seat.until("output")
+        await member.runner.gate.stopped()
+        await seat.send(cancel=decode_pb2.CancelSeat(reason="client_cancel", choice=0))
+        await member.step_with()
+        while 0 not in seat.ends:
+            await seat.until("output")
+        stopping = asyncio.ensure_future(member.service.stop())
+        member.runner.gate.release()
+        await seat.finish()
+        await stopping
+        assert list(seat.ends) == [0]
+        assert (seat.ended.finish_reason, seat.ended.cause) == (v1.FINISH_REASON_TRANSPORT_ERROR, "shutting_down")
