@@ -16,11 +16,15 @@ _IN_ORDER = range(pb.FINISH_REASON_EOS, pb.FINISH_REASON_CONTEXT_LIMIT + 1)
 
 @dataclass
 class ChoicesSeen:
-    """By index. `told`: so many of the references are to be told. log_probs: for so many likeliest tokens, None without any."""
+    """By index. `told`: so many of the references are to be told. log_probs: for so many likeliest tokens, None without any.
+
+    cancelled: those that a client may have cancelled alone.
+    """
 
     references: list[Reference]
     told: int
     log_probs: int | None
+    cancelled: frozenset[int] = frozenset()
     text: dict[int, str] = field(default_factory=dict)
     tokens: dict[int, list[int]] = field(default_factory=dict)
     values: dict[int, list[Any]] = field(default_factory=dict)
@@ -73,6 +77,9 @@ class ChoicesSeen:
             in_order = [self.ends[index] for index in sorted(self.ends) if self.ends[index] in _IN_ORDER]
             if completed.finish_reason != (in_order or [None])[0]:
                 yield f"finish reason {completed.finish_reason} of choices that ended with {self.ends}"
+            for index, end in self.ends.items():
+                if end == pb.FINISH_REASON_CANCELLED and index not in self.cancelled:
+                    yield f"choice {index} was cancelled and nobody cancelled it"
             undisturbed = all(end == usual_reason(self.references[index]) for index, end in self.ends.items())
             if undisturbed and self.told == len(self.references):
                 for name in ("selected_tokens", "returned_tokens", "billed_tokens"):

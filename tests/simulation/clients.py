@@ -372,7 +372,9 @@ class Clients(Process):
 
 
 def _choices_of(plan: ClientPlan) -> ChoicesSeen:
-    return ChoicesSeen([plan.reference(index) for index in range(plan.best_of)], plan.choices, plan.log_probs)
+    references = [plan.reference(index) for index in range(plan.best_of)]
+    cancelled = frozenset(choice for choice, _ in plan.choice_cancels)
+    return ChoicesSeen(references, plan.choices, plan.log_probs, cancelled)
 
 
 def _told(one: Any) -> tuple[float, tuple[int, ...], tuple[float, ...]]:
