@@ -307,9 +307,11 @@ class Attempt:
             return self._after_prefill(progress.prefill_failure)
         if progress.committed is None and event.ending.cause in _REPEATABLE:
             return Again(Event.PREFILL_LOST, event.ending.cause, self._prefill_names())
-        if event.ending.reason is FinishReason.TRANSPORT_ERROR:  # it could not go on; another member can
+        # A member that does not tell how each choice ended knows nothing of choices.
+        ending = progress.ending if progress.choices else event.ending
+        if ending is None or event.ending.reason is FinishReason.TRANSPORT_ERROR:  # it could not go on; another member can
             return self._decode_lost(event.ending.cause.value)
-        return self._route.named(progress.ending or event.ending)
+        return self._route.named(ending)
 
     def _lost(self, lost: Exception) -> Ending | Again:
         progress = self._progress
