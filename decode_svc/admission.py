@@ -71,6 +71,21 @@ def duplicate_attempt(attempt: int) -> Refusal:
     return Refusal(DUPLICATE_ATTEMPT, f"attempt {attempt} of this request has a seat already", True)
 
 
+def too_many_sequences(wanted: int, limit: int) -> Refusal:
+    """Every sequence has its place in the books and in the steps."""
+    if wanted > limit:
+        return Refusal(TOO_MANY_SEQUENCES, f"{wanted} sequences are wanted, max_sequences is {limit}", True)
+    return Refusal(TOO_MANY_SEQUENCES, f"all {limit} sequences are taken", True)
+
+
+def too_long(tokens: int, outputs: int, most_tokens: int) -> Refusal:
+    """What no idle member of this size could hold."""
+    each = (
+        f"{tokens} tokens of KV are needed" if outputs == 1 else f"{tokens} tokens of KV are needed for each of {outputs} outputs"
+    )
+    return Refusal(TOO_LONG, f"{each}, this member holds at most {most_tokens}", True)
+
+
 def handover_refusal(handovers: Handovers, memory: DecodeMemory, writer: str, *, with_row: bool) -> Refusal | None:
     """Refuse what can not be offered to this writer now."""
     if handovers.suspect(writer):
@@ -90,6 +105,11 @@ def wanted(command: OpenSeat, sequence: TokenSequence) -> Wanted:
     A prompt whose log-probabilities are wanted is computed whole.
     """
     given = sequence.given_token_ids
+    if command.siblings is not None:
+        # What all of them begin with.
+        prompt = sequence.spec.prompt_token_ids
+        most = 0 if sequence.spec.scores_prompt else len(prompt) - (command.prefill is None)
+        return Wanted(command.salt, prompt, most)
     if command.moved:
         return Wanted(command.salt, given[:-1], len(given) - 2)
     if sequence.spec.scores_prompt:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from decode_svc.families import Families
 from decode_svc.handover import Handovers, Offer
 from decode_svc.kv_place import KvPlace
 from decode_svc.memory import DecodeMemory
@@ -19,9 +20,10 @@ _PREFILL_LOST = Ending(FinishReason.TRANSPORT_ERROR, Cause.PREFILL_LOST)
 class Arrivals:
     """Takes the hand-over's news in for the seats that they are about."""
 
-    def __init__(self, seats: SeatBook, handovers: Handovers, memory: DecodeMemory) -> None:
+    def __init__(self, seats: SeatBook, handovers: Handovers, memory: DecodeMemory, families: Families) -> None:
         self._memory = memory
-        self._seats = seats
+        self._families = families
+        self.seats = seats
         self._handovers = handovers
 
     def handlers(self) -> dict[type, Callable[..., None]]:
@@ -35,16 +37,16 @@ class Arrivals:
 
     def announce(self, offer: Offer, now: float) -> None:
         """The grant of a seat is out: its router is told."""
-        seat = self._seats.get(offer.seat)
+        seat = self.seats.get(offer.seat)
         assert seat is not None, f"grant {offer.grant.grant_id} is offered to seat {offer.seat}, which is gone"
         seat.move(SeatState.OFFERED)
         seat.granted_at = now
-        self._seats.events.append(SeatGranted(seat.number, offer.grant, seat.cached_tokens))
+        self.seats.events.append(SeatGranted(seat.number, offer.grant, seat.cached_tokens))
 
     def _endpoint_made(self, command: EndpointMade, now: float) -> None:
         if command.endpoint is None:
             for number in self._handovers.endpoint_failed(command.writer):
-                self._seats.mark(number, _HANDOVER_FAILED)
+                self.seats.mark(number, _HANDOVER_FAILED)
             return
         for offer in self._handovers.endpoint_made(command.writer, command.endpoint, now):
             self.announce(offer, now)
@@ -52,7 +54,7 @@ class Arrivals:
     def _notices(self, command: NoticesArrived, now: float) -> None:
         for writer, notice in command.notices:
             number, outcome = self._handovers.arrived(writer, notice, now)
-            seat = self._seats.get(number)
+            seat = self.seats.get(number)
             if seat is None:
                 continue
             if seat.begun_at is None:
@@ -71,7 +73,10 @@ class Arrivals:
         if row is None:
             seat.sequence.moved_here()
             seat.move(SeatState.RUNNING)
-            self._seats.events.append(PromptReady(seat.number, seat.handover_s, 0.0, 0.0, seat.cached_tokens))
+            self.seats.events.append(PromptReady(seat.number, seat.handover_s, 0.0, 0.0, seat.cached_tokens))
+        elif seat.family is not None:
+            self._families.landed(seat, seat.family, row)
+            return
         else:
             seat.landing_row = row
             seat.sequence.completed(len(seat.sequence.given_token_ids))
@@ -81,13 +86,13 @@ class Arrivals:
     def _drain_answered(self, command: DrainAnswered, now: float) -> None:
         freed = self._handovers.drain_answered(command.grant_id, command.answer, now)
         if freed is not None:
-            self._seats.grant_reclaimed(freed.seat, freed.pages, now)
+            self.seats.grant_reclaimed(freed.seat, freed.pages, now)
         elif command.answer is not DrainAnswer.STOPPED:
-            self._seats.grant_set_aside(command.grant_id, now)
+            self.seats.grant_set_aside(command.grant_id, now)
 
     def _fenced(self, command: WriterFenced, now: float) -> None:
         for freed in self._handovers.fenced(command.writer, command.proven, now):
             if freed.lost:
-                self._seats.grant_lost(freed.seat, freed.pages, _PREFILL_LOST, now)
+                self.seats.grant_lost(freed.seat, freed.pages, _PREFILL_LOST, now)
             else:
-                self._seats.grant_reclaimed(freed.seat, freed.pages, now)
+                self.seats.grant_reclaimed(freed.seat, freed.pages, now)

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from engine.layout import GroupLayout
+
 
 class NoPages(Exception):
     """The promise can not be made now. Nothing was changed. `wanted`, `available`: pages of the shortest group."""
@@ -64,3 +66,9 @@ class Held:
     pages: int
     gone: tuple[int, ...]
     quarantined: bool = field(default=False, init=False)
+
+
+def shareable(groups: Sequence[GroupLayout], tokens: int) -> list[int]:
+    """Full pages of so many tokens that another seat can read where they are, per group. None behind a window: they leave it for
+    each seat at a time of its own, and a page that another one still holds could not be promised again."""
+    return [0 if group.window is not None else tokens // group.page_tokens for group in groups]

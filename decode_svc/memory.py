@@ -10,7 +10,7 @@ goes back at once, and is promised to it again for as long as it will need more.
 
 from collections.abc import Callable, Sequence
 
-from decode_svc.holding import Held, Holding, NoLandingRow, NoPages, Wanted
+from decode_svc.holding import Held, Holding, NoLandingRow, NoPages, Wanted, shareable
 from decode_svc.host_pages import HostPages
 from engine.layout import Layout, pages_for
 from engine.page_copy import PageCopy
@@ -68,10 +68,11 @@ class DecodeMemory:
         """Whether the tables reach so far."""
         return all(len(table) >= pages_for(tokens, size) for table, size in zip(holding.tables, self.page_tokens, strict=True))
 
-    def fits_ever(self, tokens: int) -> bool:
-        """Whether an empty member could hold `tokens` tokens, also when it has to compute what was lost."""
-        need = self.need(tokens, computed=True)
-        return all(count <= pool.usable_pages for count, pool in zip(need, self.pools, strict=True))
+    def fits_ever(self, tokens: int, siblings: int = 0, shared_tokens: int = 0) -> bool:
+        """Whether an empty member could hold `tokens` tokens, also when it has to compute what was lost; and as many for each of
+        the siblings, which share the first `shared_tokens`."""
+        need = zip(self.need(tokens, computed=True), shareable(self.groups, shared_tokens), self.pools, strict=True)
+        return all(count + siblings * (count - shared) <= pool.usable_pages for count, shared, pool in need)
 
     @property
     def most_tokens(self) -> int:
@@ -108,10 +109,12 @@ class DecodeMemory:
         wanted: Wanted | None = None,
         *,
         computed: bool = False,
+        shared_tokens: int = 0,
     ) -> Holding:
         """Promise the pages of `tokens` tokens, all or nothing; `kept`: pages of each group for others. Raises NoPages.
 
-        The front of `wanted` that is here is in its tables already. computed: as in `need`.
+        The front of `wanted` that is here is in its tables already. computed: as in `need`. shared_tokens: the full pages of so
+        many at the front come from another seat (decode_svc.branching) and are not promised.
         """
         groups = len(self.pools)
         holding = Holding(holder, tuple([] for _ in self.pools), [0] * groups, tokens, [0] * groups)
@@ -119,7 +122,11 @@ class DecodeMemory:
         if wanted is not None and self.prefixes.on:
             holding.salt, most_tokens = wanted.salt, wanted.most_tokens
             self.prefixes.extend(holding.keys, wanted.salt, wanted.token_ids)
-        self._promise(holding, self.need(tokens, computed=computed), most_tokens, kept or [0] * groups)
+        need = [
+            count - shared
+            for count, shared in zip(self.need(tokens, computed=computed), shareable(self.groups, shared_tokens), strict=True)
+        ]
+        self._promise(holding, need, most_tokens, kept or [0] * groups)
         self._holdings[holder] = holding
         return holding
 
@@ -213,7 +220,7 @@ class DecodeMemory:
     def swap_back(self, holding: Holding, tokens: int) -> list[PageCopy]:
         """Take the pages of `tokens` tokens out of the promise; the copies that fill them."""
         for group in self.windowed:
-            self._skip(holding, group, self.groups[group].first_page(tokens))
+            self.skip(holding, group, self.groups[group].first_page(tokens))
         self.take(holding, tokens)
         return self.host.swap_back(
             holding.holder, [table[gone:] for table, gone in zip(holding.tables, holding.gone, strict=True)]
@@ -273,7 +280,7 @@ class DecodeMemory:
         """The writer is done: the pages are the seat's. Returns the landing row, if any, which stays held until `free_row`."""
         held = self._grants.pop(grant_id)
         for group, (pool, table) in enumerate(zip(self.pools, holding.tables, strict=True)):
-            self._skip(holding, group, held.gone[group])
+            self.skip(holding, group, held.gone[group])
             table += pool.commit_grant(grant_id, holding.holder)
         return held.landing_row
 
@@ -360,8 +367,8 @@ class DecodeMemory:
             holding.promised[group] += count
             self._promised[group] += count
 
-    def _skip(self, holding: Holding, group: int, pages: int) -> None:
-        """A table begins behind so many pages, which left the window elsewhere."""
+    def skip(self, holding: Holding, group: int, pages: int) -> None:
+        """A table begins behind so many pages, which left the window elsewhere, or never were in this one."""
         assert not pages or not holding.tables[group], f"{holding.holder} has pages in group {group} already"
         holding.tables[group].extend([NULL_PAGE] * pages)
         holding.gone[group] += pages

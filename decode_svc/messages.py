@@ -25,6 +25,15 @@ from lifecycle.usage import Usage
 
 
 @dataclass(frozen=True, slots=True)
+class Sibling:
+    """One more output of a prompt: the number of its seat, and `sequence` and `begun` as in OpenSeat."""
+
+    seat: int
+    sequence: SequenceSpec
+    begun: TokenSequence | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class OpenSeat:
     """An Open that this member could serve. `prefill`: who will write the pages; None when the prompt is computed here.
 
@@ -34,6 +43,9 @@ class OpenSeat:
 
     salt: the tenant's, for the prefix cache; empty: the sequence has nothing to do with it. most_computed_tokens: bound for what
     is computed here of a prompt without `prefill`; None: no bound.
+
+    siblings: further outputs of the same prompt, each with a seat of its own; this one has no more tokens of earlier attempts
+    than any of them. None: it is the only output, and no choice is ever told of it.
     """
 
     seat: int
@@ -49,11 +61,22 @@ class OpenSeat:
     slow_reader: SlowReader = SlowReader.PAUSE
     salt: bytes = b""
     most_computed_tokens: int | None = None
+    siblings: tuple[Sibling, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class EndSeat:
-    """End a seat at the next step border. `requested_at`: when a cancel came; None when it is none, such as a clock."""
+    """End a seat at the next step border, and its siblings when it was opened with some. `requested_at`: when a cancel came; None
+    when it is none, such as a clock."""
+
+    seat: int
+    ending: Ending
+    requested_at: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class EndChoice:
+    """As EndSeat, for one seat of several siblings."""
 
     seat: int
     ending: Ending
@@ -162,6 +185,7 @@ class Examine:
 Command = (
     OpenSeat
     | EndSeat
+    | EndChoice
     | LosePrefill
     | PauseSeat
     | PushSeat

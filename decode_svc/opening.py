@@ -1,7 +1,7 @@
 """From an Open to what the engine and the event loop know of its seat."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -9,7 +9,7 @@ from decode_svc import admission, wire
 from decode_svc.admission import Identity, Refusal, mismatch
 from decode_svc.grammar_compiler import GrammarCostly
 from decode_svc.grammars import GrammarBusy, Grammars, TokenTable
-from decode_svc.messages import OpenSeat
+from decode_svc.messages import OpenSeat, Sibling
 from decode_svc.stream_log import PromptPart
 from decode_svc.streams import SeatOrigin
 from engine.grammar_library import CompiledGrammar
@@ -36,17 +36,23 @@ class Tokenizer(TokenTable, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """A checked Open. `begun`: its sequence, when earlier attempts began the output, or it has a grammar."""
+    """A checked Open. `begun`: its sequence, when earlier attempts began the output, or it has a grammar; `siblings`: with
+    several outputs of the prompt, those of the others."""
 
     request: wire.Request
     origin: SeatOrigin
     begun: TokenSequence | None
+    siblings: tuple[TokenSequence | None, ...] = ()
 
-    def command(self, seat: int) -> OpenSeat:
-        """What the engine is told."""
-        request = self.request
+    def command(self, seats: Sequence[int]) -> OpenSeat:
+        """What the engine is told. `seats`: their numbers."""
+        request, siblings = self.request, None
+        if request.choices:
+            others = zip(seats[1:], request.choices[1:], self.siblings, strict=True)
+            siblings = tuple(Sibling(seat, spec, begun) for seat, spec, begun in others)
         return OpenSeat(
-            seat=seat,
+            seat=seats[0],
+            siblings=siblings,
             sequence=request.spec,
             limits=request.limits,
             priority=request.priority,
@@ -63,7 +69,8 @@ class Opening:
 
     def _last_token_at(self) -> float | None:
         since_s = self.request.since_last_token_s
-        if since_s is None and not self.request.spec.earlier.token_ids:
+        begun = any(one.earlier.token_ids for one in (self.request.spec, *self.request.choices))
+        if since_s is None and not begun:
             return None
         return self.origin.opened_at - (since_s or 0.0)
 
@@ -90,7 +97,8 @@ class Opener:
             if isinstance(compiled, Refusal):
                 return compiled
             spec = replace(spec, grammar=compiled)
-            request = replace(request, spec=spec)
+            choices = tuple(replace(one, grammar=compiled) for one in request.choices)
+            request = replace(request, spec=spec, choices=choices)
             self.grammars.opened(rule)
         prompt = await self._prompt(message)
         origin = SeatOrigin(
@@ -110,8 +118,13 @@ class Opener:
             log_probs=spec.log_probs,
             whole=message.output_mode == v1.OUTPUT_MODE_CUMULATIVE,
             prompt=prompt,
+            choices=tuple((one.index, one.earlier) for one in request.choices),
+            told_choices=message.told_choices,
+            ranks_only=message.ranks_only,
         )
-        return Opening(request, origin, await self._replayed(spec, received_at))
+        begun = await self._replayed(spec, received_at)
+        siblings = [await self._replayed(one, received_at) for one in request.choices[1:]]
+        return Opening(request, origin, begun, tuple(siblings))
 
     async def _prompt(self, message: pb.Open) -> PromptPart | None:
         """The prompt as it is told, once, before the first output of the first attempt that gets so far."""

@@ -48,6 +48,7 @@ class Plan:
     """One step. `draws`: seats a token is chosen for, first those with logits in the batch, then those with a landing row.
 
     drafts: of some of them, by seat, what may follow the token that is fed; there are logits, and a token is chosen, after each.
+    shared: for the last of `draws`, which are siblings that begin in this step, whose logits they draw from.
     """
 
     number: int
@@ -57,6 +58,7 @@ class Plan:
     landing_rows: list[int] = field(default_factory=list)
     prompt_tokens: int = 0
     drafts: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    shared: list[Seat] = field(default_factory=list)
 
     def logit_rows(self) -> tuple[list[int], list[Scored]]:
         """Where in the batch's logits the rows of each of its draws are, and what else they are wanted for."""
@@ -133,6 +135,10 @@ def make_plan(
     for seat in landed:
         plan.draws.append(seat)
         plan.landing_rows.append(seat.landing_row)
+    for leader in [seat for seat in plan.draws if seat.leads]:
+        begins = [seat for seat in leader.family.waiting if not seat.sequence.spec.earlier.token_ids] if leader.family else []
+        plan.draws += begins
+        plan.shared += [leader] * len(begins)
     if rows:
         plan.batch = Batch(tuple(rows))
     return plan if plan.draws or rows else None

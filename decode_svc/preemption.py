@@ -75,7 +75,7 @@ class Preemption:
         self.estimate = Estimate(limits.quantile, limits.margin)
         self.cost = PreemptionCost()
         self._limits = limits
-        self._memory = memory
+        self.memory = memory
         self._seats = seats
         #: Preempted seats; one that has ended is dropped when they are next looked at.
         self._away: dict[int, Seat] = {}
@@ -89,13 +89,16 @@ class Preemption:
         """Output that a new seat is promised, in tokens; None: all of its max_output_tokens."""
         return self.estimate.output_tokens if self._limits.reservation is Reservation.EXPECTED else None
 
-    def promise(self, holder: str, sequence: TokenSequence, wanted: Wanted | None = None, *, computed: bool) -> Holding:
-        """Pages for a new seat, those of `wanted` that are here among them; computed: its prompt is, here. Raises NoPages, also
-        while preempted seats want them."""
-        kept = [0] * len(self._memory.pools)
+    def promise(
+        self, holder: str, sequence: TokenSequence, wanted: Wanted | None = None, *, computed: bool, shared_tokens: int = 0
+    ) -> Holding:
+        """Pages for a new seat, those of `wanted` that are here among them; computed: its prompt is, here; shared_tokens: as in
+        DecodeMemory.promise. Raises NoPages, also while preempted seats want them."""
+        kept = [0] * len(self.memory.pools)
         for seat in self._wanting():
             kept = [pages + more for pages, more in zip(kept, self._need(seat), strict=True)]
-        return self._memory.promise(holder, self._tokens(sequence), kept, wanted, computed=computed)
+        tokens = self._tokens(sequence)
+        return self.memory.promise(holder, tokens, kept, wanted, computed=computed, shared_tokens=shared_tokens)
 
     def ended(self, sequence: TokenSequence, ending: Ending) -> None:
         """An output ended by itself: its length counts for those to come, unless it broke."""
@@ -137,7 +140,7 @@ class Preemption:
         """
         while True:
             try:
-                self._memory.take(seat.holding, tokens)
+                self.memory.take(seat.holding, tokens)
             except NoPages:
                 victim = min(self._preemptible(), key=self._rank)
                 self._preempt(victim)
@@ -148,7 +151,7 @@ class Preemption:
 
     def copied(self, copies: Sequence[PageCopy], seconds: float) -> None:
         """Copies have been run; for what they cost the next time."""
-        self.cost.copied(sum(len(copy.pages) * self._memory.page_bytes[copy.group] for copy in copies), seconds)
+        self.cost.copied(sum(len(copy.pages) * self.memory.page_bytes[copy.group] for copy in copies), seconds)
 
     def take_copies(self) -> list[PageCopy]:
         """Copies since the last call, to be run in order before the next step."""
@@ -164,7 +167,7 @@ class Preemption:
 
     def wanted_pages(self) -> int:
         """Pages of the measuring group which preempted seats need to come back."""
-        return sum(self._need(seat)[self._memory.measure] for seat in self._wanting())
+        return sum(self._need(seat)[self.memory.measure] for seat in self._wanting())
 
     def check(self) -> list[str]:
         """Sentences about what does not add up."""
@@ -174,7 +177,7 @@ class Preemption:
             faults.append(f"{len(away)} seats are preempted, {len(self._away)} are noted")
         for seat in self._seats:
             held, promised = seat.holding.pages, sum(seat.holding.promised)
-            host = self._memory.host.held(seat.holding.holder)
+            host = self.memory.host.held(seat.holding.holder)
             if seat.away and (held or promised):
                 faults.append(f"seat {seat.number} is preempted, holds {held} pages and is promised {promised}")
             if (host > 0) != (seat.place is KvPlace.SWAPPED):
@@ -210,17 +213,17 @@ class Preemption:
 
     def _need(self, seat: Seat) -> list[int]:
         """Pages of each group with which a preempted seat can go on."""
-        return self._memory.need(self._tokens(seat.sequence), computed=seat.computes)
+        return self.memory.need(self._tokens(seat.sequence), computed=seat.computes)
 
     def _fits(self, need: Sequence[int]) -> bool:
-        return all(count <= room for count, room in zip(need, self._memory.room(), strict=True))
+        return all(count <= room for count, room in zip(need, self.memory.room(), strict=True))
 
     def _displace(self, seat: Seat, need: Sequence[int], back: Sequence[Seat]) -> bool:
         """Preempt seats that can not run, or whose priority with their age is below this one's without; none if not enough.
 
         A seat is never displaced by one that it could displace in turn, so two do not change places for ever.
         """
-        room = self._memory.room()
+        room = self.memory.room()
         victims: list[Seat] = []
         for other in sorted(self._preemptible(), key=self._rank):
             if all(count <= pages for count, pages in zip(need, room, strict=True)):
@@ -229,7 +232,7 @@ class Preemption:
                 continue
             victims.append(other)
             # What victims share with one another is not counted: rather one too many stays than one too few goes.
-            room = [pages + more for pages, more in zip(room, self._memory.freed_by(other.holding), strict=True)]
+            room = [pages + more for pages, more in zip(room, self.memory.freed_by(other.holding), strict=True)]
         if any(count > pages for count, pages in zip(need, room, strict=True)):
             return False
         for victim in victims:
@@ -238,17 +241,17 @@ class Preemption:
 
     def _preempt(self, seat: Seat) -> None:
         """Take everything from a resident seat. Until others need its pages they can be found by what they hold."""
-        seat.remember(self._memory)
+        seat.remember(self.memory)
         kind = PreemptionKind.RECOMPUTE
         tokens = seat.sequence.cache_tokens
         if tokens and not seat.missing_tokens and self._swaps(tokens):
-            copies = self._memory.swap_out(seat.holding, tokens)
+            copies = self.memory.swap_out(seat.holding, tokens)
             if copies is not None:
                 kind = PreemptionKind.SWAP
                 self._note_copies(copies)
                 seat.put(KvPlace.SWAPPED)
         if kind is PreemptionKind.RECOMPUTE:
-            self._memory.vacate(seat.holding)
+            self.memory.vacate(seat.holding)
             self.counts.dropped_tokens += tokens - seat.missing_tokens
             seat.missing_tokens = tokens
             seat.put(KvPlace.DROPPED)
@@ -261,19 +264,19 @@ class Preemption:
         """Whether the KV of so many tokens is better kept than computed again, if the host has room."""
         if self._limits.kind is not None:
             return self._limits.kind is PreemptionKind.SWAP
-        if not self._memory.host.units:
+        if not self.memory.host.units:
             return False
-        pages = zip(self._memory.need(tokens), self._memory.page_bytes, strict=True)
+        pages = zip(self.memory.need(tokens), self.memory.page_bytes, strict=True)
         return self.cost.swap_is_cheaper(tokens, sum(count * size for count, size in pages))
 
     def _return(self, seat: Seat) -> None:
         """Give a preempted seat all that it needs; the caller has seen that there is enough."""
         tokens = self._tokens(seat.sequence)
         if seat.place is KvPlace.SWAPPED:
-            self._memory.refill(seat.holding, tokens, computed=seat.computes)
-            self._note_copies(self._memory.swap_back(seat.holding, seat.sequence.cache_tokens))
+            self.memory.refill(seat.holding, tokens, computed=seat.computes)
+            self._note_copies(self.memory.swap_back(seat.holding, seat.sequence.cache_tokens))
         else:
-            seat.missing_tokens -= self._memory.refill(seat.holding, tokens, seat.sequence.cache_tokens, computed=seat.computes)
+            seat.missing_tokens -= self.memory.refill(seat.holding, tokens, seat.sequence.cache_tokens, computed=seat.computes)
         seat.put(KvPlace.RESIDENT)
         del self._away[seat.number]
         seat.waited_steps += self._step - seat.away_since
@@ -281,8 +284,8 @@ class Preemption:
 
     def _note_copies(self, copies: Sequence[PageCopy]) -> None:
         for copy in copies:
-            self.counts.swapped_bytes[copy.kind] += len(copy.pages) * self._memory.page_bytes[copy.group]
+            self.counts.swapped_bytes[copy.kind] += len(copy.pages) * self.memory.page_bytes[copy.group]
         self._copies += copies
 
     def _covered(self, seat: Seat) -> bool:
-        return self._memory.covers(seat.holding, seat.paged_tokens)
+        return self.memory.covers(seat.holding, seat.paged_tokens)

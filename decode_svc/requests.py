@@ -20,13 +20,14 @@ class Requests:
             self._next = asyncio.ensure_future(anext(self._messages, None))
         return self._next
 
-    def next_is(self, kind: str) -> bool:
-        """Whether the next message is here and is of this kind."""
+    def next_cancels(self) -> bool:
+        """Whether the next message is here and ends the request, not only one of its outputs."""
         found = self._next
         if found is None or not found.done() or found.cancelled() or found.exception() is not None:
             return False
         message = found.result()
-        return message is not None and message.WhichOneof("message") == kind
+        ends = message is not None and message.WhichOneof("message") == "cancel"
+        return ends and not message.cancel.HasField("choice")
 
     def close(self) -> None:
         """Nobody waits for a message any more."""

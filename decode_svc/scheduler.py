@@ -4,7 +4,6 @@ A turn is accept → next_batch → (run, sample) → accept → commit → take
 command only leaves a mark on a seat; seats end at the step's border, in `next_batch` or `commit`, each exactly once.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -12,11 +11,11 @@ from decode_svc import admission
 from decode_svc.admission import Refusal
 from decode_svc.arrivals import Arrivals
 from decode_svc.drafts import DraftSource
-from decode_svc.flow import FlowWindow, cost, log_probs_of
+from decode_svc.families import Families
+from decode_svc.flow import cost, log_probs_of
 from decode_svc.handover import Handovers
-from decode_svc.kv_place import KvPlace
 from decode_svc.load import Load
-from decode_svc.memory import DecodeMemory, Holding, NoPages
+from decode_svc.memory import DecodeMemory
 from decode_svc.messages import (
     Command,
     EndAll,
@@ -30,7 +29,6 @@ from decode_svc.messages import (
     PromptReady,
     PromptScored,
     SeatEvent,
-    SeatGranted,
     SeatRefused,
     StopAdmitting,
 )
@@ -41,12 +39,12 @@ from decode_svc.progress import Progress
 from decode_svc.pushing import Pushes
 from decode_svc.scheduler_limits import SchedulerLimits
 from decode_svc.seat_book import SeatBook
+from decode_svc.seating import Seating
 from decode_svc.seats import Seat, SeatState
 from decode_svc.speculation import Speculation
 from engine.log_probs import TokenLogProb
 from engine.sequence import Sequence as TokenSequence
 from engine.sequence import SequenceSpec
-from lifecycle.deadlines import Deadlines
 from lifecycle.finish import Cause, Ending, FinishReason
 
 _HANDOVER_FAILED = Ending(FinishReason.TRANSPORT_ERROR, Cause.HANDOVER_FAILED)
@@ -54,6 +52,9 @@ _HANDOVER_FAILED = Ending(FinishReason.TRANSPORT_ERROR, Cause.HANDOVER_FAILED)
 _LEAVING = frozenset({SeatState.PAUSED, SeatState.PUSHING})
 
 _MODEL_FAILED = Ending(FinishReason.MODEL_ERROR, Cause.MODEL_FAILED)
+
+
+_DRAINS = Refusal(admission.DRAINING, "this member is shutting down", True)
 
 
 class Scheduler:
@@ -80,10 +81,11 @@ class Scheduler:
         self.speculation = Speculation(limits.speculation, memory, drafts)
         self.progress = Progress()
         self.steps = 0
-        self._arrivals = Arrivals(self.seats, handovers, memory)
+        self.families = Families(memory, self.seats)
+        self._arrivals = Arrivals(self.seats, handovers, memory, self.families)
+        self._seating = Seating(limits, handovers, self.preemption, self._arrivals, make_sequence)
         self._moves = Moves(self.seats, self.pushes)
         self._limits = limits
-        self._make_sequence = make_sequence
         self._draining = False
         self._handlers: dict[type, Callable[..., None]] = {
             OpenSeat: self._open,
@@ -94,6 +96,7 @@ class Scheduler:
             EndAll: self._end_all,
             Examine: self._examine,
             **self._arrivals.handlers(),
+            **self.families.handlers(),
             **self._moves.handlers(),
         }
 
@@ -144,6 +147,7 @@ class Scheduler:
         if plan.batch is not None:
             for seat, rows in zip(plan.seats, plan.batch.rows, strict=True):
                 seat.completed(len(rows.token_ids) - rows.draft_tokens)
+                self.families.computed(seat)
                 if seat.state is SeatState.COMPUTING:
                     seat.remember(self.memory)
                 if self.memory.windowed:
@@ -181,77 +185,9 @@ class Scheduler:
     # opening
 
     def _open(self, command: OpenSeat, now: float) -> None:
-        refusal = self._refusal(command) or self._admit(command, now)
+        refusal = _DRAINS if self._draining else self._seating.open(command, self.steps, now)
         if refusal is not None:
             self.seats.events.append(SeatRefused(command.seat, refusal.reason, refusal.detail, refusal.retryable))
-
-    def _refusal(self, command: OpenSeat) -> Refusal | None:
-        if self._draining:
-            return Refusal(admission.DRAINING, "this member is shutting down", True)
-        key = command.sequence.key
-        if self.seats.has(key):
-            return admission.duplicate_attempt(key.attempt)
-        if len(self.seats) >= self._limits.sequences:
-            return Refusal(admission.TOO_MANY_SEQUENCES, f"all {self._limits.sequences} sequences are taken", True)
-        tokens = command.sequence.most_cache_tokens
-        if not self.memory.fits_ever(tokens):
-            return Refusal(
-                admission.TOO_LONG, f"{tokens} tokens of KV are needed, this member holds at most {self.memory.most_tokens}", True
-            )
-        if command.prefill is not None:
-            writer = command.prefill.incarnation
-            return admission.handover_refusal(self.handovers, self.memory, writer, with_row=not command.moved)
-        return None
-
-    def _admit(self, command: OpenSeat, now: float) -> Refusal | None:
-        spec = command.sequence
-        try:
-            sequence = command.begun or self._make_sequence(spec)
-            computed = command.prefill is None
-            wanted = admission.wanted(command, sequence)
-            holding = self.preemption.promise(f"seat-{command.seat}", sequence, wanted, computed=computed)
-        except NoPages as short:
-            return Refusal(admission.NO_PAGES, str(short), True)
-        cached = holding.indexed * self.memory.prefixes.page_tokens
-        if command.prefill is None:
-            refusal = admission.prefix_gone(len(sequence.given_token_ids) - cached, command.most_computed_tokens)
-            if refusal is not None:
-                self.memory.release(holding)
-                return refusal
-        self._seat(command, sequence, holding, cached, now)
-        return None
-
-    def _seat(self, command: OpenSeat, sequence: TokenSequence, holding: Holding, cached: int, now: float) -> None:
-        """A seat with the pages that it was promised; its first `cached` tokens are in them already."""
-        seat = Seat(
-            number=command.seat,
-            open=command,
-            sequence=sequence,
-            holding=holding,
-            window=FlowWindow(self._limits.windows.of(command.slow_reader)),
-            deadlines=Deadlines(command.limits, command.received_at),
-            state=SeatState.COMPUTING if command.prefill is None else SeatState.CONNECTING,
-            last_turn=self.steps,
-            last_token_at=command.last_token_at,
-            cached_tokens=cached,
-            kept_tokens=math.inf if self._limits.keep_generated else len(sequence.spec.prompt_token_ids),
-        )
-        seat.set_clock()
-        if command.prefill is None:
-            if cached:
-                sequence.completed(cached)
-            seat.granted_at = now
-            seat.put(KvPlace.RESIDENT)
-            self.seats.add(seat)
-            self.seats.events.append(SeatGranted(seat.number, None, cached))
-            return
-        tokens = len(sequence.given_token_ids) - command.moved
-        seat.grant_id, offer = self.handovers.reserve(
-            seat.number, sequence.spec.key, holding, command.prefill, tokens, now, with_row=not command.moved
-        )
-        self.seats.add(seat)
-        if offer is not None:
-            self._arrivals.announce(offer, now)
 
     # commands about a seat; one that is gone had ended before the command came, which is normal
 
@@ -308,12 +244,17 @@ class Scheduler:
         """The first token of a seat is being chosen."""
         if seat.state is SeatState.LANDED:
             self.seats.free_landing_row(seat)
+        if seat.open.prefill is not None:
             ready = PromptReady(seat.number, seat.handover_s, 0.0, 0.0, seat.cached_tokens)
         else:
             assert seat.begun_at is not None, f"the prompt of seat {seat.number} was computed without a first chunk"
             seat.ready_at = now
             ready = PromptReady(seat.number, 0.0, now - seat.begun_at, seat.begun_at - seat.open.received_at, seat.cached_tokens)
         seat.move(SeatState.RUNNING)
+        if seat.family is not None:
+            if seat.family.ready:
+                return
+            seat.family.ready = True
         self.seats.events.append(ready)
 
     # reading

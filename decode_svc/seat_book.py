@@ -1,12 +1,13 @@
 """All seats of a decode member, and how each ends: release, then terminal, once. Pure."""
 
+from collections import Counter
 from collections.abc import Iterator
 
 from decode_svc.handover import Handovers
 from decode_svc.memory import DecodeMemory
 from decode_svc.messages import OutputMade, SeatEnded, SeatEvent
 from decode_svc.pushing import ABANDONED, Pushes
-from decode_svc.seats import Seat, SeatState
+from decode_svc.seats import Family, Seat, SeatState
 from lifecycle.finish import Cause, Ending
 from lifecycle.record import AttemptKey
 
@@ -29,7 +30,10 @@ class SeatBook:
         self._pushes = pushes
         self._release_wait_s = release_wait_s
         self._seats: dict[int, Seat] = {}
-        self._keys: dict[AttemptKey, int] = {}
+        #: How many seats each attempt has.
+        self._keys: Counter[AttemptKey] = Counter()
+        #: By the number of the leader, for as long as any of them lives.
+        self._families: dict[int, Family] = {}
         self._grants: dict[str, int] = {}
 
     def __len__(self) -> int:
@@ -50,20 +54,34 @@ class SeatBook:
         """A new seat."""
         key = seat.open.sequence.key
         assert seat.number not in self._seats and key not in self._keys, f"seat {seat.number} or its attempt is there already"
-        self._seats[seat.number] = seat
-        self._keys[key] = seat.number
+        self._add(seat)
         if seat.grant_id:
             self._grants[seat.grant_id] = seat.number
 
+    def add_family(self, family: Family) -> None:
+        """The siblings of a new seat."""
+        self._families[family.leader.number] = family
+        family.leader.family = family
+        for seat in family.waiting:
+            assert seat.number not in self._seats, f"seat {seat.number} is there already"
+            seat.family = family
+            self._add(seat)
+
+    def _add(self, seat: Seat) -> None:
+        self._seats[seat.number] = seat
+        self._keys[seat.open.sequence.key] += 1
+
     def mark(self, number: int, ending: Ending, requested_at: float | None = None) -> None:
-        """Ask for an ending at the next step border. The first one stays."""
-        seat = self._seats.get(number)
-        if seat is not None:
-            seat.end_with(ending, requested_at)
+        """Ask for an ending at the next step border, of a seat and its siblings. The first one stays."""
+        family, seat = self._families.get(number), self._seats.get(number)
+        for one in family.seats if family is not None else filter(None, [seat]):
+            one.end_with(ending, requested_at)
 
     def end_due(self, now: float) -> None:
         """At a step border: end what was asked to end, what a clock ended, and what has waited long enough for its writer."""
         for seat in list(self._seats.values()):
+            if seat.state is SeatState.ENDED:
+                continue  # with its leader
             if seat.state is SeatState.RECLAIMING:
                 if now >= seat.end_by:
                     self.finish(seat, now, everything_released=False)
@@ -79,6 +97,9 @@ class SeatBook:
         assert ending is not None and seat.state is not SeatState.RECLAIMING, f"seat {seat.number} has nothing to end with"
         seat.cancel_observed_at = now
         self._end_output(seat, ending, now)
+        if seat.state is SeatState.WAITING:
+            self._end_waiting(seat, now)
+            return
         if seat.state not in _BEFORE_COMMIT:
             writing = self._writing(seat, ending)
             self.release(seat)
@@ -127,7 +148,11 @@ class SeatBook:
         self.finish(seat, now, everything_released=True)
 
     def free_landing_row(self, seat: Seat) -> None:
-        """The logits of the prompt were read, or are not wanted any more."""
+        """The logits of the prompt were read, or are not wanted any more. The last of siblings frees their row."""
+        if seat.family is not None:
+            seat.family.row_readers -= 1
+            if seat.family.row_readers:
+                return
         self._memory.free_row(seat.landing_row)
         seat.released["landing_rows"] = 1
 
@@ -160,8 +185,10 @@ class SeatBook:
         """The terminal, once: the seat is gone after it."""
         seat.move(SeatState.ENDED)
         del self._seats[seat.number]
-        del self._keys[seat.open.sequence.key]
+        self._keys[seat.open.sequence.key] -= 1
+        self._keys += Counter()
         self._grants.pop(seat.grant_id, None)
+        self._leave_family(seat)
         ending = seat.sequence.ending
         assert ending is not None, f"seat {seat.number} is finished and its output has not ended"
         cached = min(seat.cached_tokens, len(seat.sequence.spec.prompt_token_ids)) if seat.open.prefill is None else 0
@@ -170,10 +197,17 @@ class SeatBook:
     def check(self) -> list[str]:
         """Sentences about what does not add up."""
         faults = []
-        if len(self._keys) != len(self._seats):
-            faults.append(f"{len(self._seats)} seats have {len(self._keys)} attempts")
-        rows = [seat.landing_row for seat in self if seat.state is SeatState.LANDED]
-        faults += self._memory.check(rows)
+        if self._keys.total() != len(self._seats):
+            faults.append(f"{len(self._seats)} seats are there and attempts have {self._keys.total()}")
+        landed = [seat for seat in self if seat.state is SeatState.LANDED]
+        rows = {seat.number if seat.family is None else seat.family.leader.number: seat.landing_row for seat in landed}
+        faults += self._memory.check(list(rows.values()))
+        for number, family in self._families.items():
+            readers = sum(seat.state is SeatState.LANDED for seat in family.seats)
+            if readers != family.row_readers:
+                faults.append(
+                    f"{readers} siblings of seat {number} wait for their first token and {family.row_readers} are noted"
+                )
         for seat in self:
             prompt, cached = len(seat.sequence.spec.prompt_token_ids), seat.sequence.cache_tokens
             if seat.state in _CHOSEN and cached != prompt + seat.sequence.selected_tokens - 1:
@@ -189,6 +223,30 @@ class SeatBook:
         last = seat.sequence.leave(ending) if goes_on else seat.sequence.end(ending, now)
         if last.text or last.token_ids:
             self.events.append(OutputMade(seat.number, (), last.text, last.token_ids))
+        if seat.leads and seat.family is not None:
+            for one in list(seat.family.waiting):
+                one.ending = one.ending or ending
+                self.end(one, now)
+
+    def _end_waiting(self, seat: Seat, now: float) -> None:
+        """A sibling ends before it has the prompt's KV: it gives its promise back. A leader that waited for its siblings to have
+        the KV ends with the last of them."""
+        self._memory.release(seat.holding)
+        self.finish(seat, now, everything_released=True)
+        family = seat.family
+        if family is None or family.waiting or family.ends_later is None:
+            return
+        if family.leader.end_with(*family.ends_later):
+            self.end(family.leader, now)
+
+    def _leave_family(self, seat: Seat) -> None:
+        family = seat.family
+        if family is None:
+            return
+        if seat in family.waiting:
+            family.waiting.remove(seat)
+        if all(one.state is SeatState.ENDED for one in family.seats):
+            del self._families[family.leader.number]
 
     def _release_front(self, seat: Seat) -> None:
         """Before the commit a seat holds what it found in the cache, and its promise."""

@@ -4,6 +4,7 @@ import asyncio
 from collections import deque
 from dataclasses import dataclass, field, replace
 
+from decode_svc.choices_log import ChoicesLog
 from decode_svc.flow import Credit, SlowReader
 from decode_svc.messages import (
     OutputMade,
@@ -38,6 +39,9 @@ class SeatOrigin:
 
     opening: the Open as it came, for a router that takes the seat over; `whole`: it has to know all that was returned. log_probs:
     as in SequenceSpec. prompt: it is to be told before any output, without its log-probabilities.
+    choices: with several outputs of the prompt, what each of them came to before, by index, the one first that gets the prompt's
+    KV; told_choices: so many of them are told, the likeliest, when all have ended, 0 tells each at its end; ranks_only:
+    log-probabilities are there for that alone.
     """
 
     key: AttemptKey
@@ -56,10 +60,16 @@ class SeatOrigin:
     log_probs: int | None = None
     whole: bool = False
     prompt: PromptPart | None = None
+    choices: tuple[tuple[int, Earlier], ...] = ()
+    told_choices: int = 0
+    ranks_only: bool = False
 
     @property
     def given_tokens(self) -> int:
-        """Tokens whose KV the seat begins with: the prompt and what earlier attempts chose, for a moved output but the last."""
+        """Tokens whose KV the seat begins with: the prompt and what earlier attempts chose, for a moved output but the last. With
+        several outputs what they have in common, the prompt."""
+        if self.choices:
+            return self.prompt_tokens
         return self.prompt_tokens + len(self.earlier.token_ids) - self.moved
 
     def usage(self) -> Usage:
@@ -99,9 +109,7 @@ class SeatStream:
         self.tenure = tenure
         self.replay = replay
         self.reader: Reader | None = None
-        self.log: StreamLog[Terminal] = StreamLog(
-            origin.first_sequence_no, window_bytes, not origin.sends_output, origin.log_probs, origin.earlier.held_log_probs
-        )
+        self.log: StreamLog[Terminal] | ChoicesLog = self._new_log(window_bytes)
         self.asked_to_end = False
         #: Why the call is broken off, for its router; empty while it is not.
         self.broken = ""
@@ -121,16 +129,46 @@ class SeatStream:
         self._writing_since: float | None = None
         self._terminal: Terminal | None = None
 
+    def _new_log(self, window_bytes: int) -> StreamLog[Terminal] | ChoicesLog:
+        origin = self.origin
+        final_only, held = not origin.sends_output, origin.earlier.held_log_probs
+        return StreamLog(origin.first_sequence_no, window_bytes, final_only, origin.log_probs, held)
+
+    def _end(self, event: SeatEnded | SeatRefused, now: float) -> None:
+        self.log.end(event)
+        self.ended_at = now
+
+    def _add(self, event: OutputMade, now: float) -> None:
+        self._single.add(event.text, event.shown, event.selected, now, event.log_probs)
+
+    @property
+    def _single(self) -> StreamLog[Terminal]:
+        assert isinstance(self.log, StreamLog)
+        return self.log
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Of all seats whose output this is."""
+        return (self.number,)
+
+    @property
+    def unended(self) -> tuple[int, ...]:
+        """Those of `numbers` whose end was not told."""
+        return self.numbers if self.ended_at is None else ()
+
+    def origin_of(self, seat: int) -> SeatOrigin:
+        """What is known of one of them."""
+        return self.origin
+
     def deliver(self, event: SeatEvent, now: float) -> None:
         """Take one event of the engine in. Output that nobody can get any more is dropped."""
         if isinstance(event, SeatEnded | SeatRefused):
-            self.log.end(event)
-            self.ended_at = now
+            self._end(event, now)
         elif isinstance(event, OutputMade):
             if event.selected:
                 self.last_token_at = now
             if self.tenure.state is not TenureState.LEFT:
-                self.log.add(event.text, event.shown, event.selected, now, event.log_probs)
+                self._add(event, now)
         elif isinstance(event, PromptScored):
             self._prompt_log_probs += event.log_probs
         elif isinstance(event, SeatPaused | SeatPushed):
@@ -178,16 +216,22 @@ class SeatStream:
         if self.replay is not None:
             counts = (len(published.selected_ids), len(published.token_ids), published.text_bytes)
             whole = published if self.replay.whole else None
-            sent = Sent(published.sequence_no, data, *counts, published.held_log_probs, whole)
+            held, of = published.held_log_probs, (published.choice, published.ended)
+            sent = Sent(published.sequence_no, data, *counts, held, whole, *of)
             self.replay.add(sent, published.selected_ids)
 
     def end_write(self) -> OutputTaken | None:
         """The delta was written, or its call broke; what to tell the engine, when it is worth a message."""
         if self._writing is None:
             return None
-        due_bytes = self._credit.add(self._writing.cost_bytes)
-        self._writing = self._writing_since = None
-        return OutputTaken(self.number, due_bytes) if due_bytes else None
+        written, self._writing, self._writing_since = self._writing, None, None
+        number, credit = self._credit_of(written)
+        due_bytes = credit.add(written.cost_bytes)
+        return OutputTaken(number, due_bytes) if due_bytes else None
+
+    def _credit_of(self, published: Published) -> tuple[int, Credit]:
+        """The seat whose output it is, and what of that was not told to be taken."""
+        return self.number, self._credit
 
     def terminal(self) -> Terminal | None:
         """The terminal, when it is fixed and everything before it was written; again for each call."""
@@ -242,7 +286,7 @@ class SeatStream:
     def behind(self) -> bool:
         """Whether the flow window is full as the engine counts it: it has paused the sequence, or is about to."""
         writing = self._writing.cost_bytes if self._writing is not None else 0
-        return self.log.held_bytes + writing + self._credit.untold_bytes >= self._window_bytes
+        return self._single.held_bytes + writing + self._credit.untold_bytes >= self._window_bytes
 
     def not_taken_since(self) -> float | None:
         """When the oldest output came that its reader has not taken; None when there is none."""

@@ -18,7 +18,8 @@ class SeatState(Enum):
 
     CONNECTING = "connecting"  # pages reserved, the writer's endpoint is being made
     OFFERED = "offered"  # the grant is out, the prompt's KV is on its way
-    COMPUTING = "computing"  # the prompt is computed here
+    WAITING = "waiting"  # its prompt's KV comes for a sibling, and will be shared
+    COMPUTING = "computing"  # the prompt is computed here, or what earlier attempts chose after it
     LANDED = "landed"  # the prompt's KV is here, its logits wait in a landing row
     RUNNING = "running"  # tokens are being generated
     PAUSED = "paused"  # it stands still for good, so that its sequence can be moved
@@ -29,7 +30,10 @@ class SeatState(Enum):
 
 SEAT_EDGES: dict[SeatState, frozenset[SeatState]] = {
     SeatState.CONNECTING: frozenset({SeatState.OFFERED, SeatState.ENDED}),
-    SeatState.OFFERED: frozenset({SeatState.LANDED, SeatState.RUNNING, SeatState.RECLAIMING, SeatState.ENDED}),
+    SeatState.OFFERED: frozenset(
+        {SeatState.LANDED, SeatState.COMPUTING, SeatState.RUNNING, SeatState.RECLAIMING, SeatState.ENDED}
+    ),
+    SeatState.WAITING: frozenset({SeatState.LANDED, SeatState.COMPUTING, SeatState.ENDED}),
     SeatState.COMPUTING: frozenset({SeatState.RUNNING, SeatState.PAUSED, SeatState.ENDED}),
     SeatState.LANDED: frozenset({SeatState.RUNNING, SeatState.PAUSED, SeatState.ENDED}),
     SeatState.RUNNING: frozenset({SeatState.PAUSED, SeatState.ENDED}),
@@ -52,6 +56,22 @@ CLOCK_CAUSES = {
 }
 
 
+@dataclass(eq=False, slots=True)
+class Family:
+    """The seats of several outputs of one prompt. `leader` gets the prompt's KV; `waiting` are those that will share it.
+
+    ready: the first token of any of them is chosen. row_readers: seats that draw their first token from the landing row that the
+    prompt's logits are in. ends_later: what the leader ends with as soon as nobody waits for its KV.
+    """
+
+    leader: "Seat"
+    seats: list["Seat"]
+    waiting: list["Seat"]
+    ready: bool = False
+    row_readers: int = 0
+    ends_later: tuple[Ending, float | None] | None = None
+
+
 @dataclass(slots=True)
 class Seat:
     """`ending` is what it must end with at the next step border; once it is set it stays. Times in monotonic seconds.
@@ -63,7 +83,8 @@ class Seat:
     preemptions: how often its pages were taken. waited_steps: steps that went by while it was preempted, up to the last
     return. away_since: the step before which it was preempted. passed: seats that came back before it since then.
     paused_at: since when it stands still to be moved. cached_tokens: of what was given, how many were in the prefix cache.
-    kept_tokens: at most so many of its first tokens are left in the prefix cache.
+    kept_tokens: at most so many of its first tokens are left in the prefix cache. family: its siblings, when it was opened with
+    some.
     """
 
     number: int
@@ -98,6 +119,7 @@ class Seat:
     cached_tokens: int = 0
     kept_tokens: float = math.inf
     released: dict[str, int] = field(default_factory=dict)
+    family: Family | None = field(default=None, compare=False, repr=False)
 
     def move(self, state: SeatState) -> None:
         """The only writer of `state`. Raises IllegalSeatMove."""
@@ -130,6 +152,11 @@ class Seat:
     def pushable(self) -> bool:
         """Whether another member could go on with its pages: all but the last token that was chosen are in them."""
         return self.whole and self.sequence.waiting
+
+    @property
+    def leads(self) -> bool:
+        """Whether siblings wait for the KV of its prompt."""
+        return self.family is not None and self.family.leader is self and bool(self.family.waiting)
 
     @property
     def runnable(self) -> bool:

@@ -283,7 +283,8 @@ class DecodeService:
         self._broken = True
         for stream in self.streams.open():
             report = m.SeatReport.unknown(stream.origin.opened_at, now)
-            self._take(m.SeatEnded(stream.number, _CRASHED, stream.origin.usage(), report), now)
+            for seat in stream.unended:
+                self._take(m.SeatEnded(seat, _CRASHED, stream.origin_of(seat).usage(), report), now)
 
     def _deliver(self, outbox: Outbox) -> None:
         if self._broken:
@@ -311,7 +312,7 @@ class DecodeService:
         if isinstance(event, m.SeatRefused):
             self._recorder.refused(event.reason)
         elif stream is not None:
-            self._recorder.event(event, stream.origin)
+            self._recorder.event(event, stream.origin_of(event.seat))
 
     async def _look_after(self) -> None:
         while True:

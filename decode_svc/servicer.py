@@ -79,7 +79,7 @@ class DecodeServicer(pb_grpc.DecodeServiceServicer):
             return
         stream = self._streams.add(opening.origin)
         try:
-            self._inbox.put_nowait(opening.command(stream.number))
+            self._inbox.put_nowait(opening.command(stream.numbers))
         except InboxFull as full:
             self._streams.forget(stream)
             await self._refuse(context, Refusal(admission.INBOX_FULL, str(full), True))
@@ -101,7 +101,7 @@ class DecodeServicer(pb_grpc.DecodeServiceServicer):
         reading = asyncio.ensure_future(self._opener.read(message, received_at))
         try:
             await asyncio.wait({reading, requests.coming()}, return_when=asyncio.FIRST_COMPLETED)
-            if not reading.done() and requests.next_is("cancel"):
+            if not reading.done() and requests.next_cancels():
                 return Refusal(admission.CANCELLED, "it was cancelled while its grammar was compiled", False)
             return await reading
         finally:
@@ -125,7 +125,8 @@ class DecodeServicer(pb_grpc.DecodeServiceServicer):
             _LOG.info("a seat was taken over", extra={"next_sequence_no": replay.next_sequence_no})
             self._adopted()
             opening = wire_out.open_as_now(stream.origin, stream.last_token_at, clocks.monotonic())
-            await self._serve(stream, reader, requests, context, wire_out.adopted(opening, replay, stream.ready, self._pieces))
+            told = wire_out.adopted(opening, stream.origin, replay, stream.ready, self._pieces)
+            await self._serve(stream, reader, requests, context, told)
 
     async def _first(self, requests: Requests) -> pb.DecodeRequest:
         try:
@@ -187,7 +188,10 @@ class DecodeServicer(pb_grpc.DecodeServiceServicer):
             if stream.reader is not reader:
                 return
             kind = message.WhichOneof("message")
-            if kind == "cancel":
+            if kind == "cancel" and message.cancel.HasField("choice"):
+                ending = wire.cancel_ending(message.cancel)
+                self._streams.cancel_choice(stream, message.cancel.choice, ending, clocks.monotonic())
+            elif kind == "cancel":
                 reader.taken.set()
                 self._streams.cancel(stream, wire.cancel_ending(message.cancel), clocks.monotonic())
             elif kind == "prefill_lost" and not lost:
@@ -196,6 +200,9 @@ class DecodeServicer(pb_grpc.DecodeServiceServicer):
                 self._inbox.put_always(LosePrefill(stream.number, cause, message.prefill_lost.drained))
             elif kind == "keep_end":
                 self._streams.keep_end(stream, reader)
+            elif kind in ("pause", "push") and stream.origin.choices:
+                stream.break_off("several outputs of a prompt do not move: pause and push are for one")
+                return
             elif kind == "pause":
                 self._moves.pause(stream)
             elif kind == "push":

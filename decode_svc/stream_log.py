@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from decode_svc.flow import cost, log_probs_of
+from decode_svc.messages import SeatEnded
 from engine.log_probs import TokenLogProb
 
 E = TypeVar("E")
@@ -50,6 +51,7 @@ class Published:
     next_sequence_no: number of the event that follows.
     log_probs: one for each of token_ids, when they are wanted. held_log_probs: those of the last of selected_ids, which are not
     shown yet. prompt: this is the prompt, and nothing else is in it.
+    choice: which of several outputs it is of; ended: it is the last of that one, which ended so.
     """
 
     sequence_no: int | None
@@ -62,6 +64,8 @@ class Published:
     log_probs: tuple[TokenLogProb, ...] = ()
     held_log_probs: tuple[TokenLogProb, ...] = ()
     prompt: PromptPart | None = None
+    choice: int = 0
+    ended: SeatEnded | None = None
 
 
 @dataclass(slots=True)
@@ -166,6 +170,28 @@ class StreamLog(Generic[E]):
         self._shown.clear()
         self._selected.clear()
         return published
+
+    def rest(self, *, numbered: bool) -> Published:
+        """All that is left, once, after the end; with `final_only` all there was. Instead of `publish` and `terminal`."""
+        assert self._ended, "the rest is known only after the end"
+        text_bytes, number = len(self._text), self.next_sequence_no
+        self.next_sequence_no += numbered
+        left = Published(
+            sequence_no=number if numbered else None,
+            next_sequence_no=self.next_sequence_no,
+            text=self._text.decode(),
+            token_ids=tuple(self._shown),
+            selected_ids=tuple(self._selected),
+            text_bytes=text_bytes,
+            cost_bytes=self.held_bytes,
+            log_probs=tuple(self._log_probs),
+        )
+        self.sent_bytes += text_bytes
+        self.held_bytes = 0
+        self.waiting_since = None
+        for part in (self._text, self._shown, self._selected, self._log_probs):
+            part.clear()
+        return left
 
     def terminal(self) -> E | None:
         """The terminal, once, when it is fixed and every delta before it was published."""

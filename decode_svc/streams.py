@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from decode_svc.family_stream import FamilyStream
 from decode_svc.flow import SlowReader, WindowSizes
-from decode_svc.messages import EndSeat, OutputTaken, SeatEvent
+from decode_svc.messages import EndChoice, EndSeat, OutputTaken, SeatEvent
 from decode_svc.replay_log import Replay, ReplayLog
 from decode_svc.seat_stream import Reader, SeatOrigin, SeatStream, Terminal
 from decode_svc.stream_log import Published
@@ -43,12 +44,16 @@ class StreamLimits:
 class Streams:
     """All seats of the member. `tell` puts a command into the engine's inbox and never blocks."""
 
-    def __init__(self, limits: StreamLimits, tell: Callable[[EndSeat | OutputTaken], None], clock: Callable[[], float]) -> None:
+    def __init__(
+        self, limits: StreamLimits, tell: Callable[[EndSeat | EndChoice | OutputTaken], None], clock: Callable[[], float]
+    ) -> None:
         self._limits = limits
         self._clock = clock
         self._tell = tell
         self._numbers = itertools.count(1)
         self._streams: dict[int, SeatStream] = {}
+        #: By the number of each seat; several outputs of a prompt have one stream.
+        self._seats: dict[int, SeatStream] = {}
         self._keys: dict[AttemptKey, SeatStream] = {}
         self._idle_again = asyncio.Event()
         self._holds = True
@@ -59,10 +64,17 @@ class Streams:
     def add(self, origin: SeatOrigin) -> SeatStream:
         """A stream for a new seat; `reading` gives it its first call. A second one for an attempt can not be found by its key."""
         hold_s = min(origin.hold_s, self._limits.hold_most_s) if self._holds else 0.0
-        replay = ReplayLog(self._limits.replay_bytes, origin.earlier, whole=origin.whole) if hold_s > 0 else None
-        window_bytes = self._limits.windows.of(origin.slow_reader)
-        stream = SeatStream(next(self._numbers), origin, window_bytes, Tenure(hold_s), replay)
+        replay = None
+        if hold_s > 0:
+            replay = ReplayLog(self._limits.replay_bytes, origin.earlier, origin.choices, whole=origin.whole)
+        window_bytes, tenure = self._limits.windows.of(origin.slow_reader), Tenure(hold_s)
+        if origin.choices:
+            numbers = [next(self._numbers) for _ in origin.choices]
+            stream: SeatStream = FamilyStream(numbers, origin, window_bytes, tenure, replay)
+        else:
+            stream = SeatStream(next(self._numbers), origin, window_bytes, tenure, replay)
         self._streams[stream.number] = stream
+        self._seats.update(dict.fromkeys(stream.numbers, stream))
         self._keys.setdefault(origin.key, stream)
         return stream
 
@@ -110,6 +122,12 @@ class Streams:
         stream.tenure.cancelled = True
         self.end(stream, ending, requested_at)
 
+    def cancel_choice(self, stream: SeatStream, choice: int, ending: Ending, requested_at: float) -> None:
+        """Its router wants the end of one of several outputs. One that has ended, or is not made here, is past it: nothing."""
+        seat = stream.seat_of(choice) if isinstance(stream, FamilyStream) else None
+        if seat is not None:
+            self._tell(EndChoice(seat, ending, requested_at))
+
     def end(self, stream: SeatStream, ending: Ending, requested_at: float | None) -> None:
         """Ask the engine to end a seat, once. `requested_at` as in EndSeat."""
         if not stream.asked_to_end and stream.ended_at is None:
@@ -139,7 +157,7 @@ class Streams:
 
     def deliver(self, event: SeatEvent, now: float) -> SeatStream | None:
         """Hand one event to its stream; returns the stream, for the books. None when nobody knows it."""
-        stream = self._streams.get(event.seat)
+        stream = self._seats.get(event.seat)
         if stream is None:
             return None
         stream.deliver(event, now)
@@ -231,6 +249,8 @@ class Streams:
 
     def _remove(self, stream: SeatStream) -> None:
         del self._streams[stream.number]
+        for seat in stream.numbers:
+            del self._seats[seat]
         self._replay_bytes -= stream.replay_bytes
         if self._keys.get(stream.origin.key) is stream:
             del self._keys[stream.origin.key]

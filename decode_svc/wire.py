@@ -1,7 +1,8 @@
 """Between decode.proto and the values inside: an Open becomes checked values or a list of violations, events become responses."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from decode_svc.admission import Identity
@@ -25,6 +26,8 @@ from text.stop_matcher import StopRules
 
 REQUEST_ID_BYTES_MAX = 128
 STOP_TOKEN_IDS_MAX = 64
+#: Outputs of one prompt.
+CHOICES_MAX = 128
 #: Priorities are from minus this to this.
 PRIORITY_MOST = 10
 #: Number of a seat's first event when no attempt before it had told any; the prompt, when it is told, has it.
@@ -57,7 +60,11 @@ _CAUSES = {cause.value: cause for cause in Cause if cause is not Cause.NONE}
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A checked Open. The spec's context is the model's; whether prompt and output fit into it was asked before."""
+    """A checked Open. The spec's context is the model's; whether prompt and output fit into it was asked before.
+
+    choices: with several outputs of the prompt, one spec for each that has not ended; the first is `spec`, which no other one has
+    fewer tokens of earlier attempts than.
+    """
 
     spec: SequenceSpec
     limits: Limits
@@ -73,6 +80,7 @@ class Request:
     grammar: GrammarRule | None
     salt: bytes
     most_computed_tokens: int | None
+    choices: tuple[SequenceSpec, ...] = ()
 
 
 class _Checks:
@@ -150,18 +158,15 @@ def parse_open(message: pb.Open, me: Identity, eos_ids: frozenset[int]) -> Reque
     checks.require(-most <= message.priority <= most, "priority", f"must be -{most} to {most}, got {message.priority}")
     sampling = _sampling(message.sampling, highest, checks)
     stop = _stop(message.stop, eos_ids, highest, checks)
-    limits = Limits(
-        first_token_s=_seconds(message, "first_token_remaining_s", checks),
-        inter_token_s=_seconds(message, "inter_token_s", checks),
-        overall_s=_seconds(message, "overall_remaining_s", checks),
-    )
+    limits = _limits(message, checks)
     since_last_token_s = _seconds(message, "since_last_token_s", checks)
     log_probs = message.log_probabilities.top if message.HasField("log_probabilities") else None
     checks.require((log_probs or 0) <= me.vocabulary_size, "log_probabilities.top", f"must be at most {me.vocabulary_size}")
     scored = message.log_probabilities.prompt and message.first_sequence_no <= FIRST_SEQUENCE_NO
     here = not scored or (not message.HasField("prefill") and me.computes_prompts)
     checks.require(here, "log_probabilities.prompt", "needs a member that computes prompts, and no prefill")
-    earlier = _earlier(message, highest, checks)
+    earlier = _earlier(message, message, highest, checks)
+    choices = _choices(message, highest, checks)
     _check_hold_and_salt(message, checks)
     prefill = _prefill(message, checks)
     grammar = _grammar(message, checks)
@@ -182,8 +187,10 @@ def parse_open(message: pb.Open, me: Identity, eos_ids: frozenset[int]) -> Reque
         log_probs=log_probs,
         scores_prompt=scored,
     )
+    others = _outputs(spec, choices)
     return Request(
-        spec=spec,
+        choices=others,
+        spec=others[0] if others else spec,
         limits=limits,
         priority=message.priority,
         sends_output=message.output_mode != v1.OUTPUT_MODE_FINAL_ONLY,
@@ -197,6 +204,22 @@ def parse_open(message: pb.Open, me: Identity, eos_ids: frozenset[int]) -> Reque
         grammar=grammar,
         salt=bytes(message.tenant_salt),
         most_computed_tokens=message.most_computed_tokens if message.HasField("most_computed_tokens") else None,
+    )
+
+
+def _limits(message: pb.Open, checks: _Checks) -> Limits:
+    return Limits(
+        first_token_s=_seconds(message, "first_token_remaining_s", checks),
+        inter_token_s=_seconds(message, "inter_token_s", checks),
+        overall_s=_seconds(message, "overall_remaining_s", checks),
+    )
+
+
+def _outputs(spec: SequenceSpec, choices: Iterable[tuple[int, Earlier]]) -> tuple[SequenceSpec, ...]:
+    """One spec for each output; whoever gets the prompt's KV scores the prompt, the others begin behind it."""
+    return tuple(
+        replace(spec, index=index, earlier=before, scores_prompt=spec.scores_prompt and place == 0)
+        for place, (index, before) in enumerate(choices)
     )
 
 
@@ -224,21 +247,49 @@ def _grammar(message: pb.Open, checks: _Checks) -> GrammarRule | None:
         return None
 
 
-def _earlier(message: pb.Open, highest: int, checks: _Checks) -> Earlier:
-    ids = tuple(message.output_token_ids)
-    most = message.max_output_tokens
-    checks.require(len(ids) < most, "output_token_ids", f"must be fewer than max_output_tokens, {most}, got {len(ids)}")
+def _choices(message: pb.Open, highest: int, checks: _Checks) -> list[tuple[int, Earlier]]:
+    """Index and earlier tokens of each output that has not ended, the one with the fewest tokens first; none for a single one."""
+    choices = message.choices
+    if not choices:
+        checks.require(not message.told_choices, "told_choices", "goes only with choices")
+        return []
+    indexes = [one.index for one in choices]
+    checks.require(len(choices) <= CHOICES_MAX, "choices", f"must be at most {CHOICES_MAX}, got {len(choices)}")
+    checks.require(len(set(indexes)) == len(indexes), "choices", "must each have an index of their own")
+    checks.require(max(indexes) < CHOICES_MAX, "choices", f"index must be 0 to {CHOICES_MAX - 1}, got {max(indexes)}")
+    checks.require(not message.moved, "moved", "does not go with choices")
+    checks.require(not message.output_token_ids, "output_token_ids", "must be empty with choices, which have their own")
+    told = message.told_choices
+    checks.require(told <= len(choices), "told_choices", f"must be at most choices, {len(choices)}, got {told}")
+    ranked = not told or (message.output_mode == v1.OUTPUT_MODE_FINAL_ONLY and message.HasField("log_probabilities"))
+    checks.require(ranked, "told_choices", "goes only with OUTPUT_MODE_FINAL_ONLY and log_probabilities")
+    live = [
+        (one.index, _earlier(one, message, highest, checks, f"choices[{place}]."))
+        for place, one in enumerate(choices)
+        if not one.HasField("ended")
+    ]
+    checks.require(bool(live), "choices", "must have at least 1 that has not ended")
+    return sorted(live, key=lambda one: (len(one[1].token_ids), one[0]))
+
+
+def _earlier(told: pb.Open | pb.Choice, message: pb.Open, highest: int, checks: _Checks, path: str = "") -> Earlier:
+    """What earlier attempts at an output came to, as `told` says; `path` leads to it."""
+    ids = tuple(told.output_token_ids)
+    most, field = message.max_output_tokens, f"{path}output_token_ids"
+    checks.require(len(ids) < most, field, f"must be fewer than max_output_tokens, {most}, got {len(ids)}")
     largest = max(ids, default=0)
-    checks.require(largest <= highest, "output_token_ids", f"ids must be 0 to {highest}, got {largest}", "UNKNOWN_TOKEN")
-    returned = message.returned_tokens
-    checks.require(returned <= len(ids), "returned_tokens", f"must be at most output_token_ids, {len(ids)}, got {returned}")
-    return Earlier(ids, message.sent_text_bytes, returned, _held(message, max(0, len(ids) - returned), checks))
+    checks.require(largest <= highest, field, f"ids must be 0 to {highest}, got {largest}", "UNKNOWN_TOKEN")
+    returned = told.returned_tokens
+    checks.require(
+        returned <= len(ids), f"{path}returned_tokens", f"must be at most output_token_ids, {len(ids)}, got {returned}"
+    )
+    needed = max(0, len(ids) - returned) if message.HasField("log_probabilities") else 0
+    return Earlier(ids, told.sent_text_bytes, returned, _held(told, needed, checks, path))
 
 
-def _held(message: pb.Open, unreturned: int, checks: _Checks) -> tuple[TokenLogProb, ...]:
+def _held(message: pb.Open | pb.Choice, needed: int, checks: _Checks, path: str) -> tuple[TokenLogProb, ...]:
     """Log-probabilities of the tokens that earlier attempts chose and did not return."""
-    field, told = "held_log_probabilities", message.held_log_probabilities
-    needed = unreturned if message.HasField("log_probabilities") else 0
+    field, told = f"{path}held_log_probabilities", message.held_log_probabilities
     checks.require(len(told) == needed, field, f"must be {needed}, one for each token that is not returned, got {len(told)}")
     try:
         return from_router(told)

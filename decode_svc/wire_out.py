@@ -3,13 +3,15 @@
 from collections.abc import Iterable
 from typing import Any
 
+from decode_svc.choices_log import ChoicesLog
 from decode_svc.messages import PromptReady, SeatEnded, SeatGranted, SeatPaused, SeatPushed, SeatRefused
-from decode_svc.replay_log import Replay
+from decode_svc.replay_log import Replay, Told
 from decode_svc.seat_stream import SeatOrigin
 from decode_svc.stream_log import PromptPart, Published, StreamLog
 from decode_svc.wire_log_probs import Pieces, for_client, for_router
 from kv_transfer.offer import grant_to_proto
 from lifecycle.finish import FinishReason
+from lifecycle.usage import Usage
 from tandem.pools.v1 import decode_pb2 as pb
 from tandem.v1 import inference_pb2 as v1
 
@@ -47,24 +49,77 @@ def open_as_now(origin: SeatOrigin, last_token_at: float | None, now: float) -> 
     return opening
 
 
-def adopted(opening: pb.Open, replay: Replay, ready: PromptReady | None, pieces: Pieces) -> pb.DecodeResponse:
+def adopted(opening: pb.Open, origin: SeatOrigin, replay: Replay, ready: PromptReady | None, pieces: Pieces) -> pb.DecodeResponse:
     """The wire form. `ready`: the commit, when it has happened."""
     message = pb.Adopted(
         open=opening,
         next_sequence_no=replay.next_sequence_no,
-        output_token_ids=replay.token_ids,
-        returned_tokens=replay.returned_tokens,
-        sent_text_bytes=replay.text_bytes,
         committed=committed(ready).committed if ready is not None else None,
-        held_log_probabilities=for_router(replay.held_log_probs),
-        returned=_joined(replay.returned, pieces).SerializeToString(),
     )
+    if origin.choices:
+        message.choices.extend(_choice(index, told, replay, pieces) for index, told in sorted(replay.told.items()))
+        return pb.DecodeResponse(adopted=message)
+    told = replay.told[0]
+    message.output_token_ids.extend(told.token_ids)
+    message.returned_tokens, message.sent_text_bytes = told.returned_tokens, told.text_bytes
+    message.held_log_probabilities.extend(for_router(told.held_log_probs))
+    message.returned = _joined(replay.returned, pieces).SerializeToString()
     return pb.DecodeResponse(adopted=message)
+
+
+def _choice(index: int, told: Told, replay: Replay, pieces: Pieces) -> pb.Choice:
+    returned = _joined((part for part in replay.returned if part.choice == index), pieces)
+    return pb.Choice(
+        index=index,
+        output_token_ids=told.token_ids,
+        returned_tokens=told.returned_tokens,
+        sent_text_bytes=told.text_bytes,
+        held_log_probabilities=for_router(told.held_log_probs),
+        returned=returned.SerializeToString(),
+        ended=_choice_end(told.ended, untold=told.untold) if told.ended is not None else None,
+    )
+
+
+def _choice_end(end: SeatEnded, *, untold: bool) -> pb.ChoiceEnd:
+    ending = end.ending
+    return pb.ChoiceEnd(
+        finish_reason=FINISH_REASONS[ending.reason],
+        cause=ending.cause.value,
+        matched_stop=ending.matched_stop,
+        matched_token_id=ending.matched_token_id,
+        usage=_usage(end.usage),
+        untold=untold,
+    )
+
+
+def _usage(usage: Usage) -> v1.Usage:
+    return v1.Usage(
+        prompt_tokens=usage.prompt_tokens,
+        cached_prompt_tokens=usage.cached_prompt_tokens,
+        selected_tokens=usage.selected_tokens,
+        processed_tokens=usage.processed_tokens,
+        returned_tokens=usage.returned_tokens,
+        billed_tokens=usage.billed_tokens,
+    )
 
 
 def _delta(published: Published, pieces: Pieces) -> v1.Delta:
     told = for_client(published.token_ids, published.log_probs, pieces)
-    return v1.Delta(text=published.text, token_ids=published.token_ids, log_probabilities=told)
+    return v1.Delta(text=published.text, token_ids=published.token_ids, log_probabilities=told, index=published.choice)
+
+
+def _choice_ended(published: Published, end: SeatEnded, pieces: Pieces) -> v1.ChoiceEnded:
+    ending = end.ending
+    return v1.ChoiceEnded(
+        index=published.choice,
+        finish_reason=FINISH_REASONS[ending.reason],
+        matched_stop=ending.matched_stop,
+        matched_token_id=ending.matched_token_id,
+        text=published.text,
+        token_ids=published.token_ids,
+        log_probabilities=for_client(published.token_ids, published.log_probs, pieces),
+        cause=ending.cause.value,
+    )
 
 
 def _prompt(part: PromptPart, pieces: Pieces) -> v1.Prompt:
@@ -93,9 +148,15 @@ def output(published: Published, pieces: Pieces) -> pb.DecodeResponse:
     if published.prompt is not None:
         prompt = _prompt(published.prompt, pieces)
         response = v1.GenerateResponse(sequence_no=published.sequence_no, prompt=prompt).SerializeToString()
+    elif published.sequence_no is not None and published.ended is not None:
+        last = _choice_ended(published, published.ended, pieces)
+        response = v1.GenerateResponse(sequence_no=published.sequence_no, choice_ended=last).SerializeToString()
     elif published.sequence_no is not None:
         delta = _delta(published, pieces)
         response = v1.GenerateResponse(sequence_no=published.sequence_no, delta=delta).SerializeToString()
+    ended = None
+    if published.ended is not None:
+        ended = _choice_end(published.ended, untold=published.sequence_no is None)
     return pb.DecodeResponse(
         output=pb.Output(
             response=response,
@@ -104,13 +165,16 @@ def output(published: Published, pieces: Pieces) -> pb.DecodeResponse:
             text_bytes=published.text_bytes,
             returned_tokens=len(published.token_ids),
             held_log_probabilities=for_router(published.held_log_probs),
+            choice=published.choice,
+            ended=ended,
         )
     )
 
 
-def move_news(event: SeatPaused | SeatPushed, log: StreamLog[Any]) -> pb.DecodeResponse:
+def move_news(event: SeatPaused | SeatPushed, log: StreamLog[Any] | ChoicesLog) -> pb.DecodeResponse:
     """The wire form. `log`: knows the tokens chosen that no Output has told."""
     if isinstance(event, SeatPaused):
+        assert isinstance(log, StreamLog), "several outputs do not stand still"
         paused = pb.Paused(
             cache_tokens=event.cache_tokens,
             selected_token_ids=log.untold_ids,
@@ -123,7 +187,7 @@ def move_news(event: SeatPaused | SeatPushed, log: StreamLog[Any]) -> pb.DecodeR
     )
 
 
-def ended(event: SeatEnded, log: StreamLog[Any], last: pb.Output | None, pieces: Pieces) -> pb.DecodeResponse:
+def ended(event: SeatEnded, log: StreamLog[Any] | ChoicesLog, last: pb.Output | None, pieces: Pieces) -> pb.DecodeResponse:
     """The wire form. `log`: has the whole output when nothing was sent before; `last`: the rest of it, if there is any."""
     ending, usage, report = event.ending, event.usage, event.report
     decode_s = (report.last_token_at or 0.0) - (report.ready_at or 0.0) if report.last_token_at and report.ready_at else 0.0
@@ -132,14 +196,7 @@ def ended(event: SeatEnded, log: StreamLog[Any], last: pb.Output | None, pieces:
         cause=ending.cause.value,
         matched_stop=ending.matched_stop,
         matched_token_id=ending.matched_token_id,
-        usage=v1.Usage(
-            prompt_tokens=usage.prompt_tokens,
-            cached_prompt_tokens=usage.cached_prompt_tokens,
-            selected_tokens=usage.selected_tokens,
-            processed_tokens=usage.processed_tokens,
-            returned_tokens=usage.returned_tokens,
-            billed_tokens=usage.billed_tokens,
-        ),
+        usage=_usage(usage),
         text=log.whole_text(),
         next_sequence_no=log.next_sequence_no,
         decode_s=max(0.0, decode_s),
@@ -154,7 +211,7 @@ def ended(event: SeatEnded, log: StreamLog[Any], last: pb.Output | None, pieces:
     return pb.DecodeResponse(ended=message)
 
 
-def _returned(log: StreamLog[Any], pieces: Pieces) -> bytes:
+def _returned(log: StreamLog[Any] | ChoicesLog, pieces: Pieces) -> bytes:
     token_ids, log_probs = log.whole_tokens()
     told = for_client(token_ids, log_probs, pieces)
     return v1.Completed(token_ids=token_ids, log_probabilities=told).SerializeToString()

@@ -13,6 +13,7 @@ from decode_svc.scheduler import Scheduler
 from decode_svc.snapshot import Snapshot, take_snapshot
 from engine.landing import LandingRows
 from engine.log_probs import TokenLogProb, following, log_probs
+from engine.page_clones import PageCloner
 from engine.page_copy import PageCopy
 from engine.prefix_index import PrefixChanges
 from engine.runner import ModelError, Runner
@@ -137,7 +138,10 @@ class DecodeWorker:
         commands = self._inbox.drain()
         self._scheduler.accept(commands, started_at)
         plan = self._scheduler.next_batch(started_at)
-        # Before anything is told: a page that was swapped out may be in a grant that is.
+        # Before anything is told: a page that was swapped out, or cloned, may be in a grant that is. Clones were there first.
+        clones = self._scheduler.families.take_clones()
+        if clones:
+            PageCloner(self._runner.layout, self._runner.slab_data).run(clones)
         copies = self._scheduler.preemption.take_copies()
         if copies:
             copying_at = clocks.monotonic()
@@ -206,6 +210,9 @@ class DecodeWorker:
             landed = self._landing.gather(plan.landing_rows)
             logits = landed if logits is None or logits.shape[0] == 0 else torch.cat((logits, landed))
         assert logits is not None, "tokens are to be drawn and nothing made logits"
+        if plan.shared:
+            first = {seat.number: drawn.start for seat, drawn in plan.drawn_rows()}
+            logits = torch.cat((logits, logits[[first[leader.number] for leader in plan.shared]]))
         rows = [row for seat in plan.draws for row in seat.sequence.sample_rows(plan.drafts_of(seat))]
         tokens = [token if isinstance(token, int) else None for token in self._sampler.choose(logits, rows)]
         tops = [seat.sequence.spec.log_probs for seat, drawn in plan.drawn_rows() for _ in drawn]

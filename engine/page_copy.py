@@ -1,4 +1,4 @@
-"""Copies between KV pages and host pages, as values. Pure."""
+"""Copies between KV pages and host pages, and of KV pages, as values. Pure."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -28,3 +28,19 @@ class PageCopy:
     def __post_init__(self) -> None:
         if len(self.pages) != len(self.host_pages):
             raise ValueError(f"{len(self.pages)} pages and {len(self.host_pages)} host pages; a copy is pairwise")
+
+
+@dataclass(frozen=True, slots=True)
+class PageClone:
+    """Whole pages of one KV group, pairwise: what is in `sources[i]` comes into `targets[i]`, before anything else does.
+
+    Of pages that others read too, so that their holder can write behind what they share.
+    """
+
+    group: int
+    sources: tuple[int, ...]
+    targets: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.sources) != len(self.targets):
+            raise ValueError(f"{len(self.sources)} sources and {len(self.targets)} targets; a clone is pairwise")

@@ -1,5 +1,6 @@
 """How requests end: the closed lists of finish reasons and of failure labels, and what each pair means."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -89,3 +90,13 @@ class Ending:
         if self.reason is FinishReason.DEADLINE_EXCEEDED and returned_tokens > 0:
             return State.FINISHED
         return State.FAILED
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it is the end of a seat only: the output can go on at another member."""
+        return self.reason is FinishReason.TRANSPORT_ERROR or self.cause is Cause.MOVED
+
+
+def of_choices(endings: Sequence[Ending]) -> Ending:
+    """How a request with several choices ended, from theirs by index: as the first that ended in order, else as the first."""
+    return next((one for one in endings if one.reason in COMPLETE), endings[0])

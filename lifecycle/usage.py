@@ -1,5 +1,6 @@
 """Token counts and times of a request, as values."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -17,6 +18,20 @@ class Usage:
     processed_tokens: int = 0
     returned_tokens: int = 0
     billed_tokens: int = 0
+
+
+def together(usages: Sequence[Usage]) -> Usage:
+    """Counts of several outputs of one prompt, at least one: the prompt and what a cache had of it once, the rest added up."""
+    prompt = max(one.prompt_tokens for one in usages)
+    return Usage(
+        prompt_tokens=prompt,
+        cached_prompt_tokens=max(one.cached_prompt_tokens for one in usages),
+        selected_tokens=sum(one.selected_tokens for one in usages),
+        processed_tokens=max(min(prompt, one.processed_tokens) for one in usages)
+        + sum(max(0, one.processed_tokens - prompt) for one in usages),
+        returned_tokens=sum(one.returned_tokens for one in usages),
+        billed_tokens=sum(one.billed_tokens for one in usages),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,6 +90,7 @@ class Admission:
         key: AttemptKey,
         *,
         chosen_tokens: int = 0,
+        outputs: int = 1,
         moved: bool = False,
         alone: bool = False,
         avoid: tuple[str, ...] = (),
@@ -98,7 +99,7 @@ class Admission:
         """Back to the queue for attempt `key`, age kept; members to `avoid` are left out for a moment. `moved`, `alone`: as in
         Need."""
         self._release(place)
-        place.chosen_tokens, place.moved, place.alone = chosen_tokens, moved, alone
+        place.chosen_tokens, place.moved, place.alone, place.outputs = chosen_tokens, moved, alone, outputs
         place.key, place.future = key, self._future()
         self._turnstile.again(place, avoid, clocks.monotonic(), wait_s)
         self.look()
@@ -164,7 +165,8 @@ class Admission:
         alone = request.delivery.scores_prompt
         prefix = PromptPrefix(request.prompt_token_ids, tenant_salt(request.tenant))
         prompt, most = request.prompt_tokens, request.max_output_tokens
-        return Place(waiting, prompt, most, key, alone=alone, prefix=prefix, future=self._future())
+        made = request.choices.made
+        return Place(waiting, prompt, most, key, alone=alone, prefix=prefix, outputs=made, future=self._future())
 
     def _leave(self, place: Place) -> None:
         held = place.admitted is not None

@@ -5,7 +5,7 @@ from typing import Any
 from lifecycle.deadlines import Deadlines, Limits
 from lifecycle.record import RequestRecord
 from router.pool_messages import OUTPUT_MODES, SLOW_READERS, UTF8_POLICIES
-from router.request import Delivery, OutputMode, Sampling, ServedModel, SlowReader, Stop, Utf8Policy, ValidatedRequest
+from router.request import Choices, Delivery, OutputMode, Sampling, ServedModel, SlowReader, Stop, Utf8Policy, ValidatedRequest
 from text.grammar_rule import rule_from
 
 _OUTPUT_MODES = {number: mode for mode, number in OUTPUT_MODES.items()}
@@ -15,6 +15,7 @@ _UTF8_POLICIES = {number: policy for policy, number in UTF8_POLICIES.items()}
 
 def adopted_request(record: RequestRecord, opening: Any, model: ServedModel) -> ValidatedRequest:
     """`opening` is the Open of the seat; it went through validation at the router that sent it."""
+    made = max(1, len(opening.choices))
     return ValidatedRequest(
         request_id=record.request_id,
         tenant=record.tenant,
@@ -34,7 +35,7 @@ def adopted_request(record: RequestRecord, opening: Any, model: ServedModel) -> 
             output_mode=_OUTPUT_MODES.get(opening.output_mode, OutputMode.DELTA),
             slow_reader=_SLOW_READERS.get(opening.slow_reader, SlowReader.PAUSE),
             detach_s=record.detach_s,
-            log_probs=opening.log_probabilities.top if opening.HasField("log_probabilities") else None,
+            log_probs=opening.log_probabilities.top if _tells_log_probs(opening) else None,
             scores_prompt=opening.log_probabilities.prompt,
             echo_prompt=opening.echo_prompt,
         ),
@@ -42,7 +43,12 @@ def adopted_request(record: RequestRecord, opening: Any, model: ServedModel) -> 
         priority=record.priority,
         limits=Limits(inter_token_s=opening.inter_token_s if opening.HasField("inter_token_s") else None),
         grammar=rule_from(opening.grammar) if opening.HasField("grammar") else None,
+        choices=Choices(opening.told_choices or made, made),
     )
+
+
+def _tells_log_probs(opening: Any) -> bool:
+    return bool(opening.HasField("log_probabilities") and not opening.ranks_only)
 
 
 def adopted_deadlines(record: RequestRecord, opening: Any, now: float, wall: float) -> Deadlines:

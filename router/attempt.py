@@ -14,8 +14,9 @@ from router.admission import Admitted, Place
 from router.client_messages import started
 from router.ledger import StoreRefused
 from router.moving import Source
-from router.pool_messages import Dispatch, Output, Resume, SeatEnd, open_message, prefill_message
+from router.pool_messages import Dispatch, Output, SeatEnd, open_message, prefill_message
 from router.prefill_call import PrefillCall, PrefillFailure, PrefillListener, prefill_at
+from router.resume import resume_of
 from router.seat import DUPLICATE_ATTEMPT, PREFIX_GONE, Committed, Granted, Paused, Seat, SeatLost, SeatRefused, seat_stream
 from router.stop import Stopped
 from router.store import Reservations
@@ -153,6 +154,9 @@ class Attempt:
         route = self._route
         self._cell.admission.seated(admitted)
         route.clocks.admitted()
+        for choice in self._progress.choices:
+            if choice.cancelled and choice.end is None:
+                seat.cancel_choice(choice.index, Cause.CLIENT_CANCEL.value)
         if source is None:
             self._progress.decode_cached_tokens = granted.cached_tokens
         route.record.decode_incarnation = admitted.decode.info.incarnation
@@ -233,6 +237,8 @@ class Attempt:
         """A member that drains is left while it still can be, when another one has room."""
         if not seat.member.load.draining or self._pausing or self._route.stop.ending is not None:
             return
+        if self._progress.choices:
+            return  # several outputs do not move: what has not ended when the member stops is computed again elsewhere
         if self._cell.admission.could_move(self._place, self._progress.selected_tokens):
             self._pausing = True
             seat.pause()
@@ -263,7 +269,7 @@ class Attempt:
         """Passes one output on as it is. While the client's buffer is full the seat is not read: decode pauses."""
         progress, stream, stop = self._progress, self._route.stream, self._route.stop
         now = clocks.monotonic()
-        if progress.last_output_at:
+        if progress.last_output_at and not progress.choices:
             self._cell.metrics.inter_token.observe(now - progress.last_output_at)
         progress.output(output, now)
         if not output.response:
@@ -301,9 +307,11 @@ class Attempt:
             return self._after_prefill(progress.prefill_failure)
         if progress.committed is None and event.ending.cause in _REPEATABLE:
             return Again(Event.PREFILL_LOST, event.ending.cause, self._prefill_names())
-        if event.ending.reason is FinishReason.TRANSPORT_ERROR:  # it could not go on; another member can
+        # A member that does not tell how each choice ended knows nothing of choices.
+        ending = progress.ending if progress.choices else event.ending
+        if ending is None or event.ending.reason is FinishReason.TRANSPORT_ERROR:  # it could not go on; another member can
             return self._decode_lost(event.ending.cause.value)
-        return self._route.named(event.ending)
+        return self._route.named(ending)
 
     def _lost(self, lost: Exception) -> Ending | Again:
         progress = self._progress
@@ -316,6 +324,8 @@ class Attempt:
     def _decode_lost(self, why: str) -> Ending | Again:
         """The seat is gone before its end: another member goes on from what was told, unless the client missed some of it."""
         name = self._route.record.decode_member
+        if self._progress.ending is not None:  # all outputs had ended before
+            return self._route.named(self._progress.ending)
         _log.warning("decode member %s is lost: %s", name, why)
         if self._progress.gap:
             return Ending(FinishReason.TRANSPORT_ERROR, Cause.DECODE_LOST)
@@ -368,14 +378,7 @@ class Attempt:
 
     def _dispatch(self) -> Dispatch:
         route, progress, now = self._route, self._progress, clocks.monotonic()
-        resume = Resume(
-            output_token_ids=tuple(progress.output_token_ids),
-            sent_text_bytes=progress.text_bytes,
-            returned_tokens=progress.returned_tokens,
-            since_last_token_s=now - progress.last_output_at if progress.last_output_at else None,
-            held_log_probs=progress.held_log_probs,
-            returned=whole.returned() if (whole := route.stream.whole_before(route.stream.log.next_no)) is not None else b"",
-        )
+        resume = resume_of(progress, route.stream, now)
         key = AttemptKey(route.request.request_id, route.record.attempt)
         return Dispatch(key, route.request, route.arrival.deadlines, route.record.traceparent, now, resume)
 

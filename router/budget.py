@@ -108,6 +108,14 @@ class Capacity:
             return self.context_tokens
         return min(self.context_tokens, self.member_pages * self.page_tokens)
 
+    def most_tokens_of(self, prompt_tokens: int, outputs: int) -> int:
+        """The same for each of several outputs of one prompt, which share its full pages."""
+        if outputs == 1:
+            return self.most_tokens
+        if self.sequence_pages:
+            return self.context_tokens if outputs * self.sequence_pages <= self.member_pages else self.most_tokens // outputs
+        return min(self.context_tokens, longest(self.member_pages, prompt_tokens, self.page_tokens, outputs))
+
 
 @dataclass(frozen=True, slots=True)
 class NeverFits:
@@ -126,8 +134,9 @@ def estimate(
     *,
     expected_output_tokens: int = 0,
     sequence_pages: int = 0,
+    outputs: int = 1,
 ) -> Demand:
-    """Prefill tokens and decode pages of one sequence: pages for the prompt and all of max_output_tokens.
+    """Prefill tokens and decode pages of a prompt's outputs: pages for the prompt once, and for all of max_output_tokens of each.
 
     `expected_output_tokens`: what decode members promise at most beside the prompt; 0: they promise all. `sequence_pages`: as in
     MemberInfo.
@@ -136,10 +145,20 @@ def estimate(
         raise ValueError("prompt_tokens, max_output_tokens and page_tokens must be at least 1")
     output_tokens = min(max_output_tokens, expected_output_tokens or max_output_tokens)
     pages = math.ceil((prompt_tokens + output_tokens) / page_tokens)
-    return Demand(prefill_tokens=prompt_tokens, pages=min(pages, sequence_pages or pages))
+    if sequence_pages:  # behind a window nothing is shared
+        return Demand(prefill_tokens=prompt_tokens, pages=outputs * min(pages, sequence_pages))
+    return Demand(prefill_tokens=prompt_tokens, pages=pages + (outputs - 1) * (pages - prompt_tokens // page_tokens))
 
 
-def never_fits(prompt_tokens: int, max_output_tokens: int, capacity: Capacity, limits: Limits) -> NeverFits | None:
+def longest(pages: int, prompt_tokens: int, page_tokens: int, outputs: int) -> int:
+    """Tokens of prompt and output for each of several outputs that so many pages hold."""
+    shared = prompt_tokens // page_tokens
+    return (pages + (outputs - 1) * shared) // outputs * page_tokens
+
+
+def never_fits(
+    prompt_tokens: int, max_output_tokens: int, capacity: Capacity, limits: Limits, outputs: int = 1
+) -> NeverFits | None:
     """Whether an idle cell would refuse this for ever, with the field and the true limit; None when it can run."""
     if prompt_tokens + max_output_tokens > capacity.context_tokens:
         room = max(0, capacity.context_tokens - max_output_tokens)
@@ -156,15 +175,16 @@ def never_fits(prompt_tokens: int, max_output_tokens: int, capacity: Capacity, l
             return NeverFits(
                 "prompt", prompt_tokens, limit, f"prompt has {prompt_tokens} tokens; {owner} takes at most {limit} at once"
             )
-    demand = estimate(prompt_tokens, max_output_tokens, capacity.page_tokens, sequence_pages=capacity.sequence_pages)
-    pages = demand.pages
+    size, window = capacity.page_tokens, capacity.sequence_pages
+    pages = estimate(prompt_tokens, max_output_tokens, size, sequence_pages=window, outputs=outputs).pages
+    each = "" if outputs == 1 else f" for each of {outputs} choices"
     for owner, limit in (("a decode member", capacity.member_pages), *_router_limits(limits, Resource.PAGES)):
         if limit is not None and pages > limit:
             return NeverFits(
                 "max_output_tokens",
                 max_output_tokens,
-                max(0, limit * capacity.page_tokens - prompt_tokens),
-                f"prompt ({prompt_tokens} tokens) and max_output_tokens ({max_output_tokens}) need {pages} KV pages of "
+                max(0, longest(limit, prompt_tokens, size, outputs) - prompt_tokens),
+                f"prompt ({prompt_tokens} tokens) and max_output_tokens ({max_output_tokens}){each} need {pages} KV pages of "
                 f"{capacity.page_tokens} tokens; {owner} has {limit}",
             )
     return None

@@ -55,6 +55,7 @@ class RouterSettings(ServerSettings, kw_only=True, frozen=True, forbid_unknown_f
     ] = False
     # one request
     default_max_output_tokens: Annotated[int, setting("For requests that name no limit.", "tokens", ge=1, le=_MOST)] = 256
+    max_choices: Annotated[int, setting("Outputs of one prompt that a request may ask for.", ge=1, le=128)] = 8
     max_log_probabilities: Annotated[
         int, setting("Most likely tokens whose log-probabilities are told beside a returned one's own.", "tokens", ge=0, le=1000)
     ] = 20
@@ -181,6 +182,7 @@ class RouterSettings(ServerSettings, kw_only=True, frozen=True, forbid_unknown_f
             ),
             default_detach_s=self.detach_timeout_s,
             max_detach_s=self.max_detach_timeout_s,
+            max_choices=self.max_choices,
             max_log_probs=self.max_log_probabilities,
             max_whole_log_probs=self.max_whole_log_probabilities,
         )

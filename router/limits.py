@@ -28,8 +28,8 @@ class RequestLimits:
     """What one cell sets for all requests: defaults and maxima of the clocks in seconds, the default output length, and
     how long a detached request may run on without a reader, in seconds.
 
-    max_log_probs: most likely tokens that are told beside a returned one. max_whole_log_probs: log-probabilities in an event that
-    holds all of an output.
+    max_choices: outputs of one prompt. max_log_probs: most likely tokens that are told beside a returned one.
+    max_whole_log_probs: log-probabilities in an event that holds all of an output.
     """
 
     default_max_output_tokens: int = 256
@@ -37,5 +37,6 @@ class RequestLimits:
     clock_maxima: Limits = field(default_factory=lambda: Limits(300.0, 600.0, 300.0, 3600.0))
     default_detach_s: float = 60.0
     max_detach_s: float = 3600.0
+    max_choices: int = 8
     max_log_probs: int = 20
     max_whole_log_probs: int = 131_072

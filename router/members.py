@@ -6,6 +6,7 @@ discovery: a draining member finishes its streams after its address is gone.
 
 import asyncio
 import logging
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -126,7 +127,7 @@ class Members:
         decode = self.usable(Role.DECODE)
         context = self._model.context_tokens
         if not decode:
-            return Capacity(context_tokens=context, page_tokens=1, member_pages=context)
+            return Capacity(context_tokens=context, page_tokens=1, member_pages=sys.maxsize)
         most = largest(decode).info
         prefill = self.usable(Role.PREFILL)
         contexts = [member.info.context_tokens for member in decode if member.info.context_tokens]

@@ -106,6 +106,8 @@ class Need:
     alone: bool = False
     near: Near = FAR
     local: LocalLimits = field(default_factory=LocalLimits)
+    #: Outputs of the prompt, each a sequence of the decode member.
+    outputs: int = 1
 
 
 class Refusal(Enum):
@@ -271,7 +273,7 @@ def decode_refusal(need: Need, view: DecodeView) -> Refusal | None:
         return Refusal.EXCLUDED
     if view.draining:
         return Refusal.DRAINING
-    if _sequences(view) >= view.max_sequences:
+    if _sequences(view) + need.outputs > view.max_sequences:
         return Refusal.NO_SEQUENCE
     if need.pages > view.free_pages - view.inflight_pages:
         return Refusal.NO_PAGES

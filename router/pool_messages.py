@@ -40,7 +40,8 @@ class Resume:
     """What earlier attempts have brought: tokens chosen, bytes of text and tokens that the client's stream has got, the seconds
     since the last token (None when there was none), and log-probabilities of the tokens that the stream has not got.
 
-    returned: with CUMULATIVE, all that the stream has got, as a serialised Delta.
+    returned: with CUMULATIVE, all that the stream has got, as a serialised Delta. choices: with several outputs, in place of all
+    that, a message for each of them.
     """
 
     output_token_ids: tuple[int, ...] = ()
@@ -49,6 +50,7 @@ class Resume:
     since_last_token_s: float | None = None
     held_log_probs: tuple[bytes, ...] = ()
     returned: bytes = b""
+    choices: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +66,18 @@ class Dispatch:
 
 
 @dataclass(frozen=True, slots=True)
+class ChoiceEnd:
+    """How one of several outputs ended, with its counts. untold: the client is not told of it."""
+
+    ending: Ending
+    usage: Usage
+    untold: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Output:
     """Bytes for the client as they are, and what is counted about them. `held_log_probs`: of the last of `selected`, which are
-    not returned yet, serialised; never read here."""
+    not returned yet, serialised; never read here. With several outputs `choice` says which, and `ended` how, with its last."""
 
     response: bytes
     next_sequence_no: int
@@ -74,6 +85,8 @@ class Output:
     returned_tokens: int
     text_bytes: int
     held_log_probs: tuple[bytes, ...] = ()
+    choice: int = 0
+    ended: ChoiceEnd | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +154,9 @@ def open_message(
         echo_prompt=request.delivery.echo_prompt,
         tenant_salt=tenant_salt(request.tenant),
         most_computed_tokens=most_computed_tokens,
+        choices=resume.choices,
+        told_choices=request.choices.told if request.choices.ranked else 0,
+        ranks_only=request.choices.ranked and request.delivery.log_probs is None,
     )
 
 
@@ -148,7 +164,8 @@ def prefill_message(dispatch: Dispatch, prefill: Member, grant: Any) -> Any:
     """The one message of a prefill: the prompt and, when a decode member was lost, what had been chosen after it."""
     request, deadlines, now = dispatch.request, dispatch.deadlines, dispatch.now
     chosen = dispatch.resume.output_token_ids
-    limits = [deadlines.limits.overall_s, *([] if chosen else [deadlines.limits.first_token_s])]
+    begun = bool(chosen) or dispatch.resume.since_last_token_s is not None
+    limits = [deadlines.limits.overall_s, *([] if begun else [deadlines.limits.first_token_s])]
     left = [one for one in (deadlines.remaining(now, limit) for limit in limits) if one is not None]
     return prefill_pb2.PrefillRequest(
         key=_key(dispatch.key),
@@ -165,28 +182,9 @@ def prefill_message(dispatch: Dispatch, prefill: Member, grant: Any) -> Any:
 
 def seat_end(ended: Any) -> SeatEnd:
     """What an Ended says. A reason that is none is a fault of the member and ends as a transport error."""
-    reason = _REASONS.get(ended.finish_reason, FinishReason.TRANSPORT_ERROR)
-    try:
-        cause = Cause(ended.cause)
-    except ValueError:
-        _log.error("a decode member ended with the unknown cause %r", ended.cause[:64])
-        cause = Cause.NONE
-    usage = ended.usage
     return SeatEnd(
-        ending=Ending(
-            reason,
-            cause,
-            matched_stop=ended.matched_stop,
-            matched_token_id=ended.matched_token_id if ended.HasField("matched_token_id") else None,
-        ),
-        usage=Usage(
-            prompt_tokens=usage.prompt_tokens,
-            cached_prompt_tokens=usage.cached_prompt_tokens,
-            selected_tokens=usage.selected_tokens,
-            processed_tokens=usage.processed_tokens,
-            returned_tokens=usage.returned_tokens,
-            billed_tokens=usage.billed_tokens,
-        ),
+        ending=_ending(ended),
+        usage=_usage(ended.usage),
         text=ended.text,
         decode_s=ended.decode_s,
         stop_hold_s=ended.stop_hold_s,
@@ -199,11 +197,47 @@ def seat_end(ended: Any) -> SeatEnd:
     )
 
 
+def _ending(told: Any) -> Ending:
+    reason = _REASONS.get(told.finish_reason, FinishReason.TRANSPORT_ERROR)
+    try:
+        cause = Cause(told.cause)
+    except ValueError:
+        _log.error("a decode member ended with the unknown cause %r", told.cause[:64])
+        cause = Cause.NONE
+    matched = told.matched_token_id if told.HasField("matched_token_id") else None
+    return Ending(reason, cause, matched_stop=told.matched_stop, matched_token_id=matched)
+
+
+def _usage(usage: Any) -> Usage:
+    return Usage(
+        prompt_tokens=usage.prompt_tokens,
+        cached_prompt_tokens=usage.cached_prompt_tokens,
+        selected_tokens=usage.selected_tokens,
+        processed_tokens=usage.processed_tokens,
+        returned_tokens=usage.returned_tokens,
+        billed_tokens=usage.billed_tokens,
+    )
+
+
+def choice_end(told: Any) -> ChoiceEnd:
+    """What a ChoiceEnd says."""
+    return ChoiceEnd(_ending(told), _usage(told.usage), told.untold)
+
+
 def output(one: Any) -> Output:
     """What an Output says."""
     selected = tuple(one.selected_token_ids)
     held = tuple(one.held_log_probabilities)
-    return Output(one.response, one.next_sequence_no, selected, one.returned_tokens, one.text_bytes, held)
+    ended = choice_end(one.ended) if one.HasField("ended") else None
+    return Output(one.response, one.next_sequence_no, selected, one.returned_tokens, one.text_bytes, held, one.choice, ended)
+
+
+def held_after(before: tuple[bytes, ...], told: tuple[bytes, ...], unreturned: int) -> tuple[bytes, ...]:
+    """Log-probabilities of the tokens that are not returned: the last ones, as tokens are returned in the order of choosing."""
+    if not told and not before:
+        return before
+    held = before + told
+    return held[max(0, len(held) - unreturned) :]
 
 
 def adopt_message(key: AttemptKey, incarnation: str, next_sequence_no: int) -> Any:
@@ -231,7 +265,7 @@ def _peer(member: Member) -> Any:
 def _log_probabilities(request: ValidatedRequest) -> Any:
     delivery = request.delivery
     if delivery.log_probs is None:
-        return None
+        return pb.LogProbabilityParams() if request.choices.ranked else None
     return pb.LogProbabilityParams(top=delivery.log_probs, prompt=delivery.scores_prompt)
 
 

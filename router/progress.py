@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass, field, replace
 
-from lifecycle.finish import Cause
+from lifecycle.finish import Cause, Ending
 from lifecycle.record import RequestRecord
 from lifecycle.states import State
 from lifecycle.usage import Timings, Usage
-from router.pool_messages import Output, SeatEnd
+from router.choices import ChoiceProgress, choices_now, ending_of
+from router.pool_messages import Output, SeatEnd, held_after
 from router.prefill_call import PrefillDone, PrefillFailure
 from router.seat import Committed
 from rpc import clocks
@@ -43,6 +44,8 @@ class Progress:
     discarded_tokens: int = 0
     gap: bool = False
     lost_causes: list[Cause] = field(default_factory=list)
+    #: With several outputs, each of them by index; their tokens and what is held of them is there.
+    choices: list[ChoiceProgress] = field(default_factory=list)
 
     def new_attempt(self, *, moved: bool) -> None:
         """Forget what belonged to the attempt before. What was in caches stays true where the KV moves."""
@@ -62,11 +65,14 @@ class Progress:
 
     def output(self, one: Output, now: float) -> None:
         """One Output was read; whether it goes to the client is another matter."""
-        self.output_token_ids += one.selected
         self.text_bytes += one.text_bytes
         self.returned_tokens += one.returned_tokens
-        self._hold(one.held_log_probs)
         self.last_output_at = now
+        if self.choices:
+            self.choices[one.choice].take(one)
+            return
+        self.output_token_ids += one.selected
+        self._hold(one.held_log_probs)
 
     def paused(self, selected: tuple[int, ...], held_log_probs: tuple[bytes, ...]) -> None:
         """The seat told, beside its outputs, what was chosen by the time that it stood still."""
@@ -74,12 +80,8 @@ class Progress:
         self._hold(held_log_probs)
 
     def _hold(self, log_probs: tuple[bytes, ...]) -> None:
-        """Tokens are returned in the order of choosing: what is held are the last ones."""
-        if not log_probs and not self.held_log_probs:
-            return
-        held = self.held_log_probs + log_probs
         unreturned = len(self.output_token_ids) - self.returned_tokens
-        self.held_log_probs = held[max(0, len(held) - unreturned) :]
+        self.held_log_probs = held_after(self.held_log_probs, log_probs, unreturned)
 
     def discarded(self, one: Output) -> None:
         """An Output that the client will not get; nothing may follow it but the end."""
@@ -96,7 +98,12 @@ class Progress:
     @property
     def selected_tokens(self) -> int:
         """Tokens chosen so far, as far as they were told."""
-        return len(self.output_token_ids)
+        return sum(len(one.output_token_ids) for one in self.choices) if self.choices else len(self.output_token_ids)
+
+    @property
+    def ending(self) -> Ending | None:
+        """How several outputs ended by themselves; None while one goes on, and for a single one."""
+        return ending_of(self.choices) if self.choices else None
 
     def decode_lost(self) -> None:
         """The decode member is gone; what it had told stays."""
@@ -111,7 +118,9 @@ class Progress:
         known += [self.prefill.cached_tokens] if self.prefill is not None else []
         known += [self.seat_end.usage.cached_prompt_tokens] if self.seat_end is not None else []
         cached = min(max(known), self.prompt_tokens)
-        if self.seat_end is None:
+        if self.choices:
+            told = choices_now(self.choices, self.prompt_tokens, committed=self.committed is not None)
+        elif self.seat_end is None:
             processed = self.prompt_tokens + max(0, self.selected_tokens - 1) if self.committed else 0
             return Usage(
                 prompt_tokens=self.prompt_tokens,
@@ -121,7 +130,8 @@ class Progress:
                 returned_tokens=self.returned_tokens,
                 billed_tokens=self.returned_tokens,
             )
-        told = self.seat_end.usage
+        else:
+            told = self.seat_end.usage
         return replace(
             told,
             prompt_tokens=self.prompt_tokens,

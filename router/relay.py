@@ -157,7 +157,7 @@ class RequestStream:
         """All output before an event, which is kept or the next one; None when Deltas hold what is new in them."""
         if self._whole is None:
             return None
-        whole = WholeOutput(self._whole.returned())
+        whole = self._whole.copy()
         for event in self.log.events_before(number):
             whole.take(event)
         return whole

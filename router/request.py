@@ -54,6 +54,24 @@ class Delivery:
 
 
 @dataclass(frozen=True, slots=True)
+class Choices:
+    """How many outputs of the prompt are made, and how many of them are told: fewer are the likeliest, when all have ended."""
+
+    told: int = 1
+    made: int = 1
+
+    @property
+    def several(self) -> bool:
+        """Whether outputs are told apart, and each has an end of its own."""
+        return self.made > 1
+
+    @property
+    def ranked(self) -> bool:
+        """Whether only the likeliest are told."""
+        return self.told < self.made
+
+
+@dataclass(frozen=True, slots=True)
 class Sampling:
     """How a token is chosen; every value is inside the range that the port documents."""
 
@@ -131,6 +149,7 @@ class Examined:
     priority: int
     limits: Limits
     grammar: GrammarRule | None = None
+    choices: Choices = Choices()
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +174,7 @@ class ValidatedRequest:
     priority: int
     limits: Limits
     grammar: GrammarRule | None = None
+    choices: Choices = Choices()
 
     @property
     def prompt_tokens(self) -> int:

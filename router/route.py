@@ -18,6 +18,7 @@ from router import endings
 from router.admission import Place
 from router.attempt import MODEL_FAILED, Again, Attempt
 from router.cell import Arrival, Cell
+from router.choices import ChoiceProgress
 from router.conclusion import answer_before_begun, conclude
 from router.ledger import EndedBefore, KnownRequest, Ledger
 from router.moving import MOVED, Source
@@ -71,6 +72,8 @@ class Route:
             Progress(request.prompt_tokens, arrived_at) if takeover is None else takeover.progress(request, arrived_at)
         )
         self.record = _new_record(cell, arrival) if takeover is None else takeover.record
+        if request.choices.several and not self.progress.choices:
+            self.progress.choices = [ChoiceProgress(index) for index in range(request.choices.made)]
         self.standing = self.record
         self.ledger = Ledger(cell, self.record, self.stop)
         self.clocks = Clocks(arrival.deadlines, self.stop, rpc_bound=arrival.rpc_bound)
@@ -172,6 +175,15 @@ class Route:
         await self._until_end.enter_async_context(stack)
         self._ended_seat = seat
 
+    def cancel_choice(self, index: int) -> None:
+        """A client wants the end of one of several outputs. When it has asked so for all, the request is cancelled."""
+        choices = self.progress.choices
+        choices[index].cancelled = True
+        if self.seat is not None:
+            self.seat.cancel_choice(index, Cause.CLIENT_CANCEL.value)
+        elif all(one.cancelled for one in choices):
+            self.stop.request(Ending(FinishReason.CANCELLED, Cause.CLIENT_CANCEL))
+
     def keep_end(self) -> None:
         """The end will stand only when a client has read everything, which may take long."""
         if self._ended_seat is not None:
@@ -210,11 +222,20 @@ class Route:
         self.stop.check()
         self.progress.queued()
         key = AttemptKey(self.request.request_id, self.record.attempt)
-        chosen = self.progress.selected_tokens
+        # Several outputs have nothing but the prompt in common.
+        live = sum(one.end is None for one in self.progress.choices)
+        chosen = 0 if live else self.progress.selected_tokens
         moved = self.source is not None and self.source.usable
         alone = self.request.delivery.scores_prompt and not self.progress.prompt_told
         self.cell.admission.again(
-            place, key, chosen_tokens=chosen, moved=moved, alone=alone, avoid=outcome.avoid, wait_s=outcome.wait_s
+            place,
+            key,
+            chosen_tokens=chosen,
+            outputs=max(1, live),
+            moved=moved,
+            alone=alone,
+            avoid=outcome.avoid,
+            wait_s=outcome.wait_s,
         )
         return None
 
@@ -275,7 +296,7 @@ def _whole(delivery: Delivery, takeover: Takeover | None) -> WholeOutput | None:
     """What was returned before this router's log begins; None when Deltas hold what is new in them."""
     if delivery.output_mode is not OutputMode.CUMULATIVE:
         return None
-    return WholeOutput(takeover.returned if takeover is not None else b"")
+    return WholeOutput() if takeover is None else takeover.whole
 
 
 def _new_record(cell: Cell, arrival: Arrival) -> RequestRecord:
@@ -292,5 +313,5 @@ def _new_record(cell: Cell, arrival: Arrival) -> RequestRecord:
         created_at=clocks.wall(),
         detach_s=request.delivery.detach_s,
         rpc_bound=arrival.rpc_bound,
-        final_only=request.delivery.output_mode is OutputMode.FINAL_ONLY,
+        final_only=request.delivery.output_mode is OutputMode.FINAL_ONLY and not request.choices.several,
     )

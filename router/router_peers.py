@@ -13,6 +13,7 @@ from router.streams import EOF
 from rpc.status import DOMAIN, StatusError, details_from, draining
 
 ATTACH = "/tandem.v1.InferenceService/Attach"
+CANCEL = "/tandem.v1.InferenceService/Cancel"
 #: A stream that is passed on and brings nothing for so long, in seconds: it is asked whether its router still has it.
 QUIET_S = 1.0
 #: Metadata key that says whose a call is, set by something trusted in front of a router.
@@ -114,6 +115,16 @@ class RouterPeers:
                 if not self._calls:
                     self._idle.set()
         return Passed(passing.events, None)
+
+    async def cancel(self, address: str, request: bytes, timeout_s: float | None) -> bytes:
+        """What the router at `address` answers to this CancelRequest. Raises StatusError, its own or UNAVAILABLE."""
+        try:
+            async with self._channel(address) as channel:
+                method = channel.unary_unary(CANCEL, None, None)
+                answer: bytes = await method(request, timeout=timeout_s, metadata=((FORWARDED_KEY, self._router),))
+                return answer
+        except grpc.aio.AioRpcError as error:
+            raise PassedOn(error) from None
 
     async def idle(self) -> None:
         """Returns when no stream is passed on."""

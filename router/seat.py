@@ -9,12 +9,13 @@ import logging
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
 
 from lifecycle.record import AttemptKey
+from router.choices import ChoiceProgress, adopted_choices
 from router.member_link import Member
 from router.pool_messages import Output, SeatEnd, adopt_message, output, seat_end
 from router.streams import EOF
@@ -97,7 +98,8 @@ class Pushed:
 class Adopted:
     """A seat was taken over. `opening` is the Open that it was given for; the rest tells what went before the event
     `next_sequence_no`, which comes next: tokens chosen, tokens returned, bytes of text, log-probabilities of the tokens that were
-    not returned. `committed`: None before the commit. `returned`: with CUMULATIVE, what this seat returned before, as a Delta."""
+    not returned. `committed`: None before the commit. `returned`: with CUMULATIVE, what this seat returned before, as a Delta.
+    `choices`: with several outputs, each of them as it was then, in place of that."""
 
     opening: Any
     next_sequence_no: int
@@ -107,6 +109,7 @@ class Adopted:
     committed: Committed | None
     held_log_probs: tuple[bytes, ...] = ()
     returned: bytes = b""
+    choices: list[ChoiceProgress] = field(default_factory=list)
 
 
 SeatEvent = Granted | Adopted | Committed | Output | Paused | Pushed | SeatEnd
@@ -194,6 +197,11 @@ class Seat:
         self._leaving = True
         self.say(decode_pb2.DecodeRequest(cancel=decode_pb2.CancelSeat(reason=reason)))
         self._expect_end(reason)
+
+    def cancel_choice(self, choice: int, reason: str) -> None:
+        """Ask the member to end one of several outputs at the next step border; its end comes as any other."""
+        if not self._leaving and not self.ended:
+            self.say(decode_pb2.DecodeRequest(cancel=decode_pb2.CancelSeat(reason=reason, choice=choice)))
 
     def prefill_lost(self, cause: str) -> None:
         """Tell the member that the hand-over will not be completed. It asks the writer itself whether writes are in flight.
@@ -301,6 +309,7 @@ class Seat:
                 committed=_committed(told.committed) if told.HasField("committed") else None,
                 held_log_probs=tuple(told.held_log_probabilities),
                 returned=told.returned,
+                choices=adopted_choices(told.open, told),
             )
         if kind == "paused":
             stopped = message.paused

@@ -13,6 +13,7 @@ from router.admission import Admission
 from router.adoption import Adopter
 from router.cancelling import Canceller
 from router.cell import Cell, RetryBudget
+from router.choice_cancelling import ChoiceCanceller
 from router.config import RouterSettings
 from router.following import Follower
 from router.grammar_check import GrammarCheck
@@ -185,6 +186,7 @@ class _Parts:
                 members=self.members,
                 routes=self.routes,
                 canceller=canceller,
+                choices=ChoiceCanceller(self.routes, self.peers, canceller.cancel),
                 follower=follower,
                 tracing=frame.tracing,
                 grammars=GrammarCheck(self.members, loaded.model.snapshot),

@@ -16,7 +16,8 @@ from lifecycle.deadlines import Deadlines, Limits
 from router import endings, validation
 from router.cancelling import Canceller
 from router.cell import Arrival
-from router.client_messages import REASONS, STATES, record_message
+from router.choice_cancelling import ChoiceCanceller, answer_message
+from router.client_messages import record_message
 from router.config import RouterSettings
 from router.following import Follower, Wanted, read
 from router.grammar_check import GrammarCheck
@@ -57,6 +58,7 @@ class Door:
     members: Members
     routes: Routes
     canceller: Canceller
+    choices: ChoiceCanceller
     follower: Follower
     tracing: Tracing
     grammars: GrammarCheck
@@ -102,21 +104,18 @@ class InferenceServicer:
         message = parse(pb.AttachRequest, raw)
         validation.check_request_id(message.request_id)
         logs.bind(message.request_id)
-        forwarded = any(key == FORWARDED_KEY for key, _ in context.invocation_metadata() or ())
-        wanted = Wanted(message.request_id, message.next_sequence_no, self._tenant(context), forwarded=forwarded)
+        wanted = Wanted(message.request_id, message.next_sequence_no, self._tenant(context), forwarded=_forwarded(context))
         await self._door.follower.follow(wanted, context)
 
     async def cancel(self, raw: bytes, context: Any) -> Any:
-        """Ends a request by id, wherever it runs."""
+        """Ends a request by id, or one of its choices, wherever it runs."""
         message = parse(pb.CancelRequest, raw)
         validation.check_cancel(message.request_id, message.reason)
         logs.bind(message.request_id)
-        answer = await self._door.canceller.cancel(message.request_id, message.reason, wait=message.wait)
-        return pb.CancelResponse(
-            outcome=pb.CANCEL_OUTCOME_ALREADY_ENDED if answer.already_ended else pb.CANCEL_OUTCOME_ACCEPTED,
-            state=STATES[answer.state] if answer.state else pb.REQUEST_STATE_UNSPECIFIED,
-            finish_reason=REASONS[answer.reason] if answer.reason else pb.FINISH_REASON_UNSPECIFIED,
-        )
+        if message.HasField("choice"):
+            forwarded, remaining_s = _forwarded(context), context.time_remaining()
+            return await self._door.choices.cancel(message, forwarded=forwarded, timeout_s=remaining_s)
+        return answer_message(await self._door.canceller.cancel(message.request_id, message.reason, wait=message.wait))
 
     async def get(self, raw: bytes, context: Any) -> Any:
         """The record: live from here, or as stored."""
@@ -183,6 +182,11 @@ class InferenceServicer:
         if request.delivery.detach_s is None:
             limits, rpc_bound = with_rpc_deadline(limits, context.time_remaining(), clocks.monotonic() - arrived_at)
         return Arrival(request, Deadlines(limits, arrived_at), rpc_bound, span)
+
+
+def _forwarded(context: Any) -> bool:
+    """Whether another router asks."""
+    return any(key == FORWARDED_KEY for key, _ in context.invocation_metadata() or ())
 
 
 def generic_handler(serving: Callable[[], InferenceServicer]) -> Any:

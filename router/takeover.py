@@ -29,17 +29,25 @@ class Takeover:
         """The log of what will come again; with the first event when everything after it comes."""
         adopted = self.adopted
         if adopted.next_sequence_no > 1:
-            return StreamLog(bounds, adopted.next_sequence_no, adopted.sent_text_bytes)
+            return StreamLog(bounds, adopted.next_sequence_no, self._sent_text_bytes)
         log = StreamLog(bounds)
         log.put(started(request, 0))
         return log
 
     @property
-    def returned(self) -> bytes:
-        """With CUMULATIVE: all that was returned before the first event that comes again, as a serialised Delta."""
-        whole = WholeOutput(self.adopted.opening.returned)
-        whole.join(self.adopted.returned)
-        return whole.returned()
+    def whole(self) -> WholeOutput:
+        """With CUMULATIVE: all that was returned before the first event that comes again."""
+        whole = WholeOutput()
+        for part in (self.adopted.opening.returned, self.adopted.returned):
+            whole.join(part)
+        for choice in self.adopted.choices:
+            for part in choice.returned:
+                whole.join(part, choice.index)
+        return whole
+
+    @property
+    def _sent_text_bytes(self) -> int:
+        return self.adopted.sent_text_bytes + sum(one.text_bytes for one in self.adopted.choices)
 
     def progress(self, request: ValidatedRequest, arrived_at: float) -> Progress:
         """What went before the first event that comes again."""
@@ -47,8 +55,9 @@ class Takeover:
         progress = Progress(request.prompt_tokens, arrived_at)
         progress.next_sequence_no = adopted.next_sequence_no
         progress.output_token_ids = list(adopted.output_token_ids)
-        progress.returned_tokens = adopted.returned_tokens
-        progress.text_bytes = adopted.sent_text_bytes
+        progress.choices = adopted.choices
+        progress.returned_tokens = adopted.returned_tokens + sum(one.returned_tokens for one in adopted.choices)
+        progress.text_bytes = self._sent_text_bytes
         progress.held_log_probs = adopted.held_log_probs
         progress.queue_s = self.record.timings.queue_s
         return progress

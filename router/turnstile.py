@@ -72,6 +72,8 @@ class Place(Generic[M]):
     excluded: dict[str, float] = field(default_factory=dict)
     not_before: float = 0.0
     prefix: PromptPrefix = field(default_factory=PromptPrefix)
+    #: Outputs of the prompt that are still to be made. With several, `chosen_tokens` is 0: they have the prompt alone in common.
+    outputs: int = 1
 
     @property
     def request_id(self) -> str:
@@ -120,7 +122,8 @@ class Turnstile(Generic[M]):
     def enter_seated(self, place: Place[M], decode: M, placement: Placement, held: Sequence[Claim], now: float) -> None:
         """A request comes that has its seat already; it gets the ticket for what it holds, whatever the limits are."""
         info = decode.info
-        tokens = estimate(place.prompt_tokens, place.max_output_tokens, info.page_tokens, sequence_pages=info.sequence_pages)
+        prompt, most, outputs = place.prompt_tokens, place.max_output_tokens, place.outputs
+        tokens = estimate(prompt, most, info.page_tokens, sequence_pages=info.sequence_pages, outputs=outputs)
         ticket = self.book.acquire(place.key, tuple(replace(claim, limit=sys.maxsize) for claim in held))
         self._places[place.request_id] = place
         self._hold(place, Admitted(ticket, placement, decode, None, tokens, moved=False), now)
@@ -227,12 +230,13 @@ class Turnstile(Generic[M]):
             views.page_tokens,
             expected_output_tokens=max(1, expected - chosen) if expected else 0,
             sequence_pages=views.sequence_pages,
+            outputs=place.outputs,
         )
         if place.moved:
             demand = Demand(prefill_tokens=0, pages=demand.pages)
         avoid = frozenset(name for name, until in place.excluded.items() if until > now)
         near, local = self._near(place), self._local(place)
-        need = Need(demand.prefill_tokens, demand.pages, avoid, place.moved, place.alone, near, local)
+        need = Need(demand.prefill_tokens, demand.pages, avoid, place.moved, place.alone, near, local, place.outputs)
         if not views.room.could_fit(need):
             return Fit.NO
         choice = self._choose(need, views.decode.views, views.prefill.views, self._rng)
@@ -290,7 +294,7 @@ class Turnstile(Generic[M]):
         place.admitted = admitted
         self._admitted.add(admitted)
         demand, prefill = admitted.demand, admitted.prefill
-        here = Sent(demand.pages, demand.prefill_tokens if prefill is None else 0)
+        here = Sent(demand.pages, demand.prefill_tokens if prefill is None else 0, place.outputs)
         self._views.decode.unseen(admitted.decode).add(admitted, here)
         if prefill is not None:
             self._views.prefill.unseen(prefill).add(admitted, Sent(tokens=demand.prefill_tokens))

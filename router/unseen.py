@@ -15,6 +15,7 @@ class Sent:
 
     pages: int = 0
     tokens: int = 0
+    sequences: int = 1
 
 
 class Unseen:
@@ -44,7 +45,7 @@ class Unseen:
         self._on_the_way[key] = sent
         self.pages += sent.pages
         self.tokens += sent.tokens
-        self.sequences += 1
+        self.sequences += sent.sequences
 
     def taken(self, key: Hashable, now: float) -> None:
         """The member has it: news later than `now` count it. Nothing for one that is not on the way."""
@@ -72,4 +73,4 @@ class Unseen:
     def _forget(self, sent: Sent) -> None:
         self.pages -= sent.pages
         self.tokens -= sent.tokens
-        self.sequences -= 1
+        self.sequences -= sent.sequences

@@ -11,6 +11,7 @@ from lifecycle.deadlines import Limits
 from router import limits as bound
 from router.budget import Capacity, never_fits
 from router.budget import Limits as BudgetLimits
+from router.choices_check import check_log_probs, choices_of, log_probs_of
 from router.findings import Findings
 from router.limits import RequestLimits
 from router.request import (
@@ -82,6 +83,7 @@ def examine(
         )
     findings.number("priority", message.priority, -bound.PRIORITY, bound.PRIORITY)
     delivery = _delivery(findings, message, server)
+    choices = choices_of(findings, message, delivery.output_mode, server)
     grammar = _grammar(findings, message)
     if message.utf8_policy not in _UTF8_POLICIES:
         findings.add("utf8_policy", f"is no Utf8Policy; got {message.utf8_policy}", "UNKNOWN_VALUE")
@@ -107,6 +109,7 @@ def examine(
         priority=message.priority,
         limits=limits,
         grammar=grammar,
+        choices=choices,
     )
 
 
@@ -122,9 +125,9 @@ def complete(
     most = examined.max_output_tokens
     if most is None:
         wanted = max(server.default_max_output_tokens, least)
-        most = max(least, min(wanted, longest_output(len(token_ids), capacity)))
-    _check_length(path, len(token_ids), most, capacity, budgets)
-    _check_log_probs(examined.delivery, path, len(token_ids), most, server)
+        most = max(least, min(wanted, longest_output(len(token_ids), capacity, examined.choices.made)))
+    _check_length(path, len(token_ids), most, capacity, budgets, examined.choices.made)
+    check_log_probs(examined.delivery, path, len(token_ids), most, server)
     return ValidatedRequest(
         request_id=examined.request_id,
         tenant=examined.tenant,
@@ -139,12 +142,13 @@ def complete(
         priority=examined.priority,
         limits=examined.limits,
         grammar=examined.grammar,
+        choices=examined.choices,
     )
 
 
-def longest_output(prompt_tokens: int, capacity: Capacity) -> int:
-    """Output tokens that an idle cell has room for after this prompt; 0 or less when the prompt itself is too long."""
-    return capacity.most_tokens - prompt_tokens
+def longest_output(prompt_tokens: int, capacity: Capacity, outputs: int = 1) -> int:
+    """Tokens of each output that an idle cell has room for after this prompt; 0 or less when the prompt itself is too long."""
+    return capacity.most_tokens_of(prompt_tokens, outputs) - prompt_tokens
 
 
 def fingerprint(message: pb.GenerateRequest, tenant: str) -> str:
@@ -188,14 +192,14 @@ def check_cancel(request_id: str, reason: str) -> None:
         raise invalid_argument(findings.found)
 
 
-def _check_length(path: str, prompt_tokens: int, most: int, capacity: Capacity, budgets: BudgetLimits) -> None:
+def _check_length(path: str, prompt_tokens: int, most: int, capacity: Capacity, budgets: BudgetLimits, outputs: int) -> None:
     """Blames the prompt when not even one token would fit after it, else the number of output tokens."""
-    misfit = never_fits(prompt_tokens, most, capacity, budgets)
+    misfit = never_fits(prompt_tokens, most, capacity, budgets, outputs)
     if misfit is None:
         return
-    alone = never_fits(prompt_tokens, 1, capacity, budgets)
+    alone = never_fits(prompt_tokens, 1, capacity, budgets, outputs)
     blamed, field = (misfit, "max_output_tokens") if alone is None else (alone, path)
-    limit = longest_output(prompt_tokens, capacity) if alone is None else blamed.limit
+    limit = longest_output(prompt_tokens, capacity, outputs) if alone is None else blamed.limit
     together = longest_output(0, capacity)
     description = (
         f"{misfit.sentence}; together they may have at most {together} tokens, so {field} may have at most {max(0, limit)}"
@@ -207,22 +211,6 @@ def _check_length(path: str, prompt_tokens: int, most: int, capacity: Capacity, 
         maxOutputTokens=str(most),
         maxContextTokens=str(capacity.context_tokens),
     )
-
-
-def _check_log_probs(delivery: Delivery, path: str, prompt_tokens: int, most: int, server: RequestLimits) -> None:
-    """One event must not hold more than a message can."""
-    if delivery.log_probs is None:
-        return
-    top, limit = delivery.log_probs, server.max_whole_log_probs // (1 + delivery.log_probs)
-    found = []
-    if delivery.whole and most > limit:
-        words = f"with log_probabilities.top {top} and the whole output in one event, must be at most {limit}; it is {most}"
-        found.append(Violation("max_output_tokens", words, "OUT_OF_RANGE"))
-    if delivery.scores_prompt and prompt_tokens > limit:
-        words = f"with log_probabilities.prompt and .top {top}, it may have at most {limit} tokens; it has {prompt_tokens}"
-        found.append(Violation(path, words, "OUT_OF_RANGE"))
-    if found:
-        raise invalid_argument(found)
 
 
 def _check_id(findings: Findings, request_id: str) -> None:
@@ -370,17 +358,10 @@ def _delivery(findings: Findings, message: pb.GenerateRequest, server: RequestLi
         output_mode=_OUTPUT_MODES.get(message.output_mode, OutputMode.DELTA),
         slow_reader=_SLOW_READERS.get(message.slow_reader, SlowReader.PAUSE),
         detach_s=detach_s,
-        log_probs=_log_probs(findings, message, server),
+        log_probs=log_probs_of(findings, message, server),
         scores_prompt=message.log_probabilities.prompt,
         echo_prompt=message.echo_prompt,
     )
-
-
-def _log_probs(findings: Findings, message: pb.GenerateRequest, server: RequestLimits) -> int | None:
-    if not message.HasField("log_probabilities"):
-        return None
-    findings.number("log_probabilities.top", message.log_probabilities.top, 0, server.max_log_probs)
-    return message.log_probabilities.top
 
 
 def _limits(findings: Findings, deadlines: pb.Deadlines, server: RequestLimits) -> Limits:

@@ -56,6 +56,9 @@ class Seen:
         elif kind == "delta":
             self.first_delta_at = self.first_delta_at or time.monotonic()
             self.tokens += len(response.delta.token_ids)
+        elif kind == "choice_ended":
+            self.first_delta_at = self.first_delta_at or time.monotonic()
+            self.tokens += len(response.choice_ended.token_ids)
         elif kind == "completed":
             self.completed = response.completed
 

@@ -22,6 +22,8 @@ from tandem_cli.record_view import as_dict, timeline
 from tandem_cli.up import up
 
 EPILOG = f"\b\nExit status:\n{exit_table()}"
+Choices = Annotated[int | None, typer.Option(help="So many outputs of the prompt, shown one after the other.")]
+BestOf = Annotated[int | None, typer.Option(help="Make so many, and show the likeliest ones; goes with --final-only.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the text only.")]
 EventsAsJson = Annotated[bool, typer.Option("--json", help="Print each event of the stream as a JSON line.")]
 INT32_MAX = 2**31 - 1
@@ -64,6 +66,8 @@ def generate_command(
     request_id: Annotated[str, typer.Option(help="Id of the request; drawn when empty.")] = "",
     priority: Annotated[int, typer.Option(help="-10 to 10; higher goes first.")] = 0,
     final_only: Annotated[bool, typer.Option("--final-only", help="Send the whole text at the end.")] = False,
+    choices: Choices = None,
+    best_of: BestOf = None,
     logprobs: Annotated[
         int | None, typer.Option(help="Show how likely each token was, and so many of the likeliest ones at its place.")
     ] = None,
@@ -84,6 +88,7 @@ def generate_command(
     text = _prompt_text(prompt)
     messages = [("system", system)] * bool(system) + [("user", text)]
     values: dict[str, Any] = {"model": model, "priority": priority, "max_output_tokens": max_output_tokens}
+    values |= {"choices": choices, "best_of": best_of}
     _fill(request, values | ({"text": text} if raw else {}))
     for role, content in [] if raw else messages:
         _fill(request.chat.messages.add(), {"role": role, "content": content})

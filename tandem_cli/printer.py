@@ -8,6 +8,7 @@ from rich.spinner import Spinner
 from rich.text import Text
 
 from tandem.v1 import inference_pb2 as pb
+from tandem_cli.choice_texts import ChoiceTexts
 from tandem_cli.consoles import error_console
 from tandem_cli.exits import Exit
 from tandem_cli.log_probs_view import log_probs_table
@@ -27,6 +28,7 @@ class Printer:
         self._log_probs: list[pb.TokenLogProbability] = []
         self._prompt_log_probs: list[pb.TokenLogProbability] = []
         self._live: Live | None = None
+        self._choices = ChoiceTexts()
 
     @property
     def shows_progress(self) -> bool:
@@ -74,6 +76,8 @@ class Printer:
         if kind == "prompt":
             self._prompt_log_probs.extend(response.prompt.log_probabilities)
             return response.prompt.text
+        if kind == "choice_ended":
+            return self._choices.take(response.choice_ended.index, response.choice_ended.text, ended=True)
         if kind not in ("delta", "completed"):
             return ""
         event: pb.Delta | pb.Completed = response.delta if kind == "delta" else response.completed
@@ -83,7 +87,8 @@ class Printer:
         else:
             before = ""
         self._log_probs.extend(event.log_probabilities)
-        return event.text.removeprefix(before)
+        text = event.text.removeprefix(before)
+        return self._choices.take(response.delta.index, text, ended=False) if kind == "delta" else text
 
     def summary(self, request_id: str, completed: pb.Completed, code: Exit) -> None:
         """End the text with a line break; say how it ended and where the time went. When quiet, say only what went wrong."""

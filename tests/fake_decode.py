@@ -12,7 +12,7 @@ import grpc
 from router.seat import TAKEN
 from tandem.pools.v1 import decode_pb2, decode_pb2_grpc, grant_pb2, member_pb2, member_pb2_grpc
 from tandem.v1 import inference_pb2 as pb
-from tests import fake_log_probs
+from tests import fake_choices, fake_log_probs
 from tests.fake_member import FakeMember, Gate, first_of
 
 #: Outputs that a seat without a reader makes before it waits for one.
@@ -35,6 +35,8 @@ class FakeSeat:
     pushed: asyncio.Event = field(default_factory=asyncio.Event)
     push: decode_pb2.PushSeat | None = None
     reason: str = ""
+    #: Choices that are to end alone.
+    cancelled: set[int] = field(default_factory=set)
     said: list[decode_pb2.DecodeResponse] = field(default_factory=list)
     finished: bool = False
     reader: object = None
@@ -193,15 +195,21 @@ class FakeDecode(FakeMember, decode_pb2_grpc.DecodeServiceServicer, member_pb2_g
             adopted.committed.CopyFrom(committed.committed)
         for place, event in enumerate(seat.said):
             kind = event.WhichOneof("event")
+            if opening.choices:
+                del adopted.choices[:]
+                adopted.choices.extend(fake_choices.adopted(opening, seat.said[:place]))
             text = "".join(self.script.text(index) for index in range(opening.returned_tokens, adopted.returned_tokens))
             adopted.returned = fake_log_probs.returned(opening, opening.returned_tokens, adopted.returned_tokens, text)
             if kind == "ended" or (kind == "output" and event.output.response and event.output.next_sequence_no > wanted):
                 return adopted, place
-            if kind == "output":
+            if kind == "output" and not opening.choices:
                 adopted.output_token_ids.extend(event.output.selected_token_ids)
                 adopted.returned_tokens += event.output.returned_tokens
                 adopted.sent_text_bytes += event.output.text_bytes
                 adopted.held_log_probabilities.extend(event.output.held_log_probabilities)
+        if opening.choices:
+            del adopted.choices[:]
+            adopted.choices.extend(fake_choices.adopted(opening, seat.said))
         return adopted, len(seat.said)
 
     async def _attend(self, seat: FakeSeat, place: int, context: grpc.aio.ServicerContext) -> None:
@@ -279,6 +287,10 @@ class FakeDecode(FakeMember, decode_pb2_grpc.DecodeServiceServicer, member_pb2_g
             if kind == "keep_end":
                 self.heard.append(kind)
                 continue
+            if kind == "cancel" and request.cancel.HasField("choice"):
+                self.heard.append(f"choice {request.cancel.choice}")
+                seat.cancelled.add(request.cancel.choice)
+                continue
             if kind == "cancel" and request.cancel.reason == TAKEN:
                 seat.taken = True
                 await seat.tell()
@@ -319,7 +331,7 @@ class FakeDecode(FakeMember, decode_pb2_grpc.DecodeServiceServicer, member_pb2_g
         sent = len(opening.output_token_ids)
         if not seat.stopped.is_set():
             await seat.say(decode_pb2.DecodeResponse(committed=decode_pb2.Committed(handover_s=0.001)))
-            sent = await self._outputs(seat)
+            sent = await fake_choices.outputs(script, seat) if opening.choices else await self._outputs(seat)
         if seat.paused.is_set() and not seat.stopped.is_set():
             await self._leave(seat, sent)
         elif sent == script.cut_after:
@@ -406,7 +418,7 @@ class FakeDecode(FakeMember, decode_pb2_grpc.DecodeServiceServicer, member_pb2_g
             ended.cancel_observed_s, ended.cancel_effective_s = 0.001, 0.002
             ended.finish_reason, ended.cause = _stopped(seat.reason)
             return ended
-        if opening.output_mode == pb.OUTPUT_MODE_FINAL_ONLY:
+        if opening.output_mode == pb.OUTPUT_MODE_FINAL_ONLY and not opening.choices:
             ended.text = "".join(self.script.text(index) for index in range(sent))
             ended.returned = fake_log_probs.whole(opening, sent)
         for key, value in self.script.ended.items():

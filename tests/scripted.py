@@ -145,6 +145,8 @@ class ScriptedRunner:
         self.batches: list[Batch] = []
         self.fail_when: Callable[[tuple[int, ...]], bool] = lambda history: False
         self.poison_when: Callable[[tuple[int, ...]], bool] = lambda history: False
+        #: Logit of the small letters beside the next token's 100: near it, draws with a temperature go their own ways.
+        self.letters = 0.0
         self._otherwise = otherwise or (lambda history: 97 + (sum(history) + 7 * len(history)) % 26)
 
     @property
@@ -201,6 +203,7 @@ class ScriptedRunner:
         if self.poison_when(history):
             return torch.full((self.vocabulary_size,), float("nan"))
         row = torch.zeros(self.vocabulary_size)
+        row[97:123] = self.letters
         row[self.next_token(history)] = 100.0
         return row
 

@@ -144,7 +144,8 @@ class Checks:
         slow = cause in ("inter_token_network", "inter_token_backpressure", "slow_consumer")
         if self._scenario.calm and state != pb.REQUEST_STATE_FINISHED and not wanted and not slow:
             self.found(f"{name} ended {pb.RequestState.Name(state)} {cause} though nothing was wrong")
-        if state == pb.REQUEST_STATE_CANCELLED and not seen.plan.cancels and not (seen.went or seen.calls > 1):
+        cancels = seen.plan.cancels or seen.plan.choice_cancels
+        if state == pb.REQUEST_STATE_CANCELLED and not cancels and not (seen.went or seen.calls > 1):
             self.found(f"{name} was cancelled and nobody cancelled it")
 
     def _cause(self, seen: Seen) -> None:

@@ -12,6 +12,7 @@ from rpc.status import details_from
 from tandem.v1 import inference_pb2 as pb
 from tandem.v1 import inference_pb2_grpc
 from tests.simulation.channel import Channel
+from tests.simulation.choices_seen import ChoicesSeen
 from tests.simulation.loop import Process
 from tests.simulation.scenario import Behaviour, ClientPlan
 from tests.simulation.told_text import most_returned, output_of, text_fault, usual_reason
@@ -62,6 +63,7 @@ class Seen:
     taken: list[tuple[float, int]] = field(default_factory=list)
     cancels: list[CancelSeen] = field(default_factory=list)
     record: Any = None
+    choices: ChoicesSeen | None = None
 
     @property
     def over(self) -> bool:
@@ -81,6 +83,9 @@ class Clients(Process):
         self.faults: list[str] = []
         self.seen = {plan.request_id: Seen(plan) for plan in plans}
         self.references = {plan.request_id: plan.reference() for plan in plans}
+        for seen in self.seen.values():
+            if seen.plan.best_of > 1:
+                seen.choices = _choices_of(seen.plan)
         self.routers = routers
         self._network = network
         self._note = note
@@ -92,9 +97,9 @@ class Clients(Process):
         loop = self._network.loop
         for seen in self.seen.values():
             self._live.append(loop.create_task(self._request(seen), context=self.context.copy()))
-            for cancel in seen.plan.cancels:
+            for choice, cancel in [*((None, one) for one in seen.plan.cancels), *seen.plan.choice_cancels]:
                 when = max(0.0, seen.plan.at_s + cancel.after_s)
-                self._live.append(loop.create_task(self._cancel(seen, when, cancel), context=self.context.copy()))
+                self._live.append(loop.create_task(self._cancel(seen, when, cancel, choice), context=self.context.copy()))
 
     async def done(self, timeout_s: float) -> None:
         """Waits for all of them. What breaks in one is a mistake of the simulator."""
@@ -133,6 +138,8 @@ class Clients(Process):
             status, reason = seen.status, seen.reason
             # Where everybody can have forgotten the request, what comes may be another run of it.
             told = Seen(plan, calls=seen.calls) if self._forgets else seen
+            if told is not seen and seen.choices is not None:
+                told.choices = _choices_of(plan)
             await self._one_call(told, self._again(seen, plan.router, 0), 0)
             seen.status, seen.reason = status, reason
         self._look_at_end(seen)
@@ -201,19 +208,21 @@ class Clients(Process):
                 call.cancel()
                 return
 
-    async def _cancel(self, seen: Seen, when: float, cancel: Any) -> None:
+    async def _cancel(self, seen: Seen, when: float, cancel: Any, choice: int | None = None) -> None:
         loop = asyncio.get_running_loop()
         await asyncio.sleep(when)
         mine = CancelSeen(loop.time(), wait=cancel.wait, router=cancel.router)
-        request = pb.CancelRequest(request_id=seen.plan.request_id, wait=cancel.wait)
-        self._note(seen.plan.request_id, f"cancel sent to router-{cancel.router}")
+        request = pb.CancelRequest(request_id=seen.plan.request_id, wait=cancel.wait, choice=choice)
+        what = "cancel" if choice is None else f"cancel of choice {choice}"
+        self._note(seen.plan.request_id, f"{what} sent to router-{cancel.router}")
         try:
             mine.answer = await self.stub(cancel.router).Cancel(request, timeout=CALL_S)
         except AioRpcError as error:
             self._note(seen.plan.request_id, f"cancel failed: {error.code().name}")
             return
         mine.answered_at = loop.time()
-        seen.cancels.append(mine)
+        if choice is None:
+            seen.cancels.append(mine)
         self._note(seen.plan.request_id, f"cancel answered: {str(mine.answer).split()}")
 
     # looking
@@ -227,6 +236,8 @@ class Clients(Process):
         if kind == "started" and self._forgets and seen.completed is None:
             # Perhaps another run: what came of the first is not continued.
             seen.next_number, seen.text, seen.tokens, seen.log_probs, seen.events = 0, "", [], [], {}
+            if seen.choices is not None:
+                seen.choices.forget()
         # The end that the store has of a request whose router died bears the number that was asked for.
         lost = kind == "completed" and seen.completed is None and seen.calls > 1
         if number < seen.next_number and not lost:
@@ -249,7 +260,17 @@ class Clients(Process):
             asked = seen.plan.echo or seen.plan.scores_prompt
             if asked and event.completed.token_ids and seen.calls == 1 and 1 not in seen.events:
                 self._wrong(seen, "its output came without its prompt")
+            if seen.choices is not None:
+                return
             self._add(seen, event.completed, whole=False)
+        elif seen.choices is not None and kind in ("delta", "choice_ended"):
+            told = getattr(event, kind)
+            if seen.plan.echo and number == 1 and told.token_ids:
+                self._wrong(seen, "its output came before its prompt")
+            for fault in seen.choices.take(kind, told, cumulative=seen.plan.cumulative):
+                self._wrong(seen, fault)
+            seen.tokens += told.token_ids
+            return
         elif kind == "prompt":
             self._look_at_prompt(seen, number, event.prompt)
         else:
@@ -320,6 +341,10 @@ class Clients(Process):
     def _look_at_end(self, seen: Seen) -> None:
         if seen.left or seen.completed is None:
             return
+        if seen.choices is not None:
+            for fault in seen.choices.at_end(seen.completed) if not (seen.gap or (self._forgets and seen.calls > 1)) else ():
+                self._wrong(seen, fault)
+            return
         if seen.gap:
             filled = output_of(seen.events)
             if filled is None:
@@ -344,6 +369,12 @@ class Clients(Process):
         counted = not seen.plan.final_only and completed.HasField("usage") and not (self._forgets and seen.calls > 1)
         if counted and completed.usage.returned_tokens != len(seen.tokens):
             self._wrong(seen, f"{len(seen.tokens)} tokens came, {completed.usage.returned_tokens} are counted as returned")
+
+
+def _choices_of(plan: ClientPlan) -> ChoicesSeen:
+    references = [plan.reference(index) for index in range(plan.best_of)]
+    cancelled = frozenset(choice for choice, _ in plan.choice_cancels)
+    return ChoicesSeen(references, plan.choices, plan.log_probs, cancelled)
 
 
 def _told(one: Any) -> tuple[float, tuple[int, ...], tuple[float, ...]]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from decode_svc.messages import DrainAnswer, NoticesArrived, OutputMade
+from decode_svc.messages import DrainAnswer, EndChoice, NoticesArrived, OutputMade
 from kv_transfer.grants import AnswerLater, Committed, Counted, ReaderState
 from kv_transfer.plan import Notice
 from router.progress import Progress
@@ -240,7 +240,9 @@ class _ForgetsText(Progress):
 
 def _progress(kind: type[Progress]) -> Callable[[Any, Host], None]:
     def plant(route: Any) -> None:
+        choices = route.progress.choices
         route.progress = kind(route.progress.prompt_tokens, route.progress.arrived_at)
+        route.progress.choices = choices
 
     return lambda parts, host: _on_start(parts, plant)
 
@@ -254,6 +256,33 @@ def _on_start(parts: Any, plant: Callable[[Any], None]) -> None:
         return route
 
     parts.routes.start = starts
+
+
+class _ForgetsEnds(Progress):
+    """The end of a choice is not kept, so the next attempt makes it again."""
+
+    __slots__ = ()
+
+    def output(self, one: Any, now: float) -> None:
+        Progress.output(self, one, now)
+        for choice in self.choices:
+            choice.end = None
+
+
+def _clones_lost(scheduler: Any, host: Host) -> None:
+    """Siblings get pages of their own for what they will write into, and nothing in them."""
+    scheduler.families.take_clones = lambda: []
+
+
+def _siblings_cancelled_too(scheduler: Any, host: Host) -> None:
+    """A cancel of one choice reaches the others."""
+
+    def all_of(command: EndChoice, now: float) -> None:
+        seat = scheduler.seats.get(command.seat)
+        for sibling in seat.family.seats if seat is not None else ():
+            sibling.end_with(command.ending, command.requested_at)
+
+    scheduler._handlers[EndChoice] = all_of
 
 
 def lua(*changes: tuple[str, str]) -> Callable[[str], str]:
@@ -298,6 +327,9 @@ MUTATIONS: dict[str, Making] = {
     "the last token is told twice to the next member": Making(plant=router(_progress(_DoublesToken))),
     "a sequence number is used again": Making(plant=router(_progress(_ReusesNumber))),
     "a byte of text is sent again": Making(plant=router(_progress(_ForgetsText))),
+    "siblings find nothing in the pages that they do not share": Making(plant=decode(_clones_lost)),
+    "a cancel of one choice ends them all": Making(plant=decode(_siblings_cancelled_too)),
+    "the end of a choice is forgotten": Making(plant=router(_progress(_ForgetsEnds))),
     "a tombstone is lost": Making(scripts=lua(("redis.call('HSET', KEYS[3], id, note)", ""))),
     "a hand-over is committed twice": Making(plant=decode(_committed_again)),
     "a hand-over is committed after it was taken back": Making(plant=decode(_committed_after_revocation)),

@@ -48,6 +48,7 @@ class ClientPlan:
     back_after_s: it comes back so long after it left, or lost its stream, by Attach or by the same Generate, through the next
     router; None: it does not. replays: after the end it reads everything once more.
     gives_up_after_s: it leaves its first call when no event has come by then. log_probs: for so many likeliest tokens.
+    choices, best_of: as in the request, 1 without them; choice_cancels: of one choice each, with its index.
     """
 
     request_id: str
@@ -75,6 +76,9 @@ class ClientPlan:
     cumulative: bool = False
     scores_prompt: bool = False
     echo: bool = False
+    choices: int = 1
+    best_of: int = 1
+    choice_cancels: tuple[tuple[int, Cancel], ...] = ()
 
     def request(self) -> pb.GenerateRequest:
         """As it is sent."""
@@ -91,6 +95,8 @@ class ClientPlan:
             message.log_probabilities.top = self.log_probs
             message.log_probabilities.prompt = self.scores_prompt
         message.echo_prompt = self.echo
+        if self.best_of > 1:
+            message.choices, message.best_of = self.choices, self.best_of
         message.sampling.temperature = self.sampling.temperature
         message.sampling.seed = self.sampling.seed
         message.sampling.repetition_penalty = self.sampling.repetition_penalty
@@ -102,19 +108,21 @@ class ClientPlan:
             getattr(message.deadlines, clock).FromNanoseconds(round(OVERALL_S * 1e9))
         return message
 
-    def reference(self) -> Reference:
-        """What it must say."""
+    def reference(self, index: int = 0) -> Reference:
+        """What it must say, as one of its choices."""
+        # Whether they are told or not, the likeliest are chosen by them.
+        log_probs = 0 if self.choices < self.best_of and self.log_probs is None else self.log_probs
         rules = StopRules(tuple(stop.encode() for stop in self.stops))
         return Reference(
             SequenceSpec(
                 key=AttemptKey(self.request_id, 1),
-                index=0,
+                index=index,
                 prompt_token_ids=self.prompt,
                 sampling=self.sampling,
                 stop=StopSpec(rules, eos_ids=TOKENIZER.eos_ids),
                 max_output_tokens=self.max_output_tokens,
                 context_tokens=CONTEXT_TOKENS,
-                log_probs=self.log_probs,
+                log_probs=log_probs,
             )
         )
 
@@ -229,6 +237,7 @@ def draw(seed: int) -> Scenario:
     crowd = random.Random(f"a crowd {seed}")
     if crowd.random() < 0.1:
         clients = _crowd(crowd, shape, clients)
+    clients = _branching(random.Random(f"choices {seed}"), shape, clients)
     return Scenario(seed, shape, weather, clients, faults)
 
 
@@ -242,6 +251,25 @@ def _asking_for_more(rng: random.Random, clients: tuple[ClientPlan, ...]) -> tup
         scores, echo = rng.random() < 0.3 and top is not None, rng.random() < 0.2
         asking.append(replace(client, log_probs=top, cumulative=whole, scores_prompt=scores, echo=echo))
     return tuple(asking)
+
+
+def _branching(rng: random.Random, shape: Shape, clients: tuple[ClientPlan, ...]) -> tuple[ClientPlan, ...]:
+    """In a third of the worlds some requests have two to four outputs, as many as a member holds; one may be cancelled."""
+    if rng.random() >= 1 / 3:
+        return clients
+    branching = []
+    for client in clients:
+        made, asks = rng.randint(2, 4), rng.random() < 0.5
+        told = rng.randint(1, made - 1) if rng.random() < 0.4 else made
+        cancel = Cancel(rng.choice((0.0, 0.02, 0.1, 0.4)) + 0.05 * rng.random(), rng.randrange(shape.routers), wait=False)
+        cancels = ((rng.randrange(made), cancel),) if rng.random() < 0.3 else ()
+        pages, size = -(-(len(client.prompt) + client.max_output_tokens) // shape.page_tokens), shape.page_tokens
+        needed = pages + (made - 1) * (pages - len(client.prompt) // size)
+        if asks and needed < shape.decode_pages and made <= shape.decode["max_sequences"]:
+            told = told if client.final_only else made
+            client = replace(client, choices=told, best_of=made, choice_cancels=cancels)
+        branching.append(client)
+    return tuple(branching)
 
 
 def _shape(rng: random.Random) -> Shape:

@@ -25,6 +25,7 @@ from decode_svc.messages import (
     SeatEvent,
     SeatGranted,
     SeatRefused,
+    Sibling,
 )
 from decode_svc.planning import Plan, StepLimits
 from decode_svc.preemption import PressureLimits
@@ -32,7 +33,7 @@ from decode_svc.scheduler import Scheduler, SchedulerLimits
 from decode_svc.seats import Seat
 from decode_svc.speculation import SpeculationLimits
 from engine.layout import GroupKind, GroupLayout, Layout
-from engine.page_copy import PageCopy
+from engine.page_copy import PageClone, PageCopy
 from engine.sampling_params import SamplingParams
 from engine.sequence import Earlier, SequenceSpec, StopSpec
 from engine.sequence import Sequence as TokenSequence
@@ -158,6 +159,36 @@ class World:
         self.tell(replace(command, salt=salt, most_computed_tokens=most_computed_tokens))
         return seat
 
+    def open_choices(
+        self,
+        prompt: Sequence[int],
+        max_output_tokens: int,
+        earlier: Sequence[tuple[int, ...]],
+        *,
+        prefill: Peer | None = None,
+        limits: Limits | None = None,
+        priority: int = 0,
+    ) -> list[int]:
+        """Send an Open of several outputs, one for each of `earlier`, their tokens so far, the shortest first; their seats."""
+        seats = [next(self._seats) for _ in earlier]
+        specs = [
+            SequenceSpec(
+                key=AttemptKey(f"request-{seats[0]}", 1),
+                index=index,
+                prompt_token_ids=tuple(prompt),
+                sampling=SamplingParams(temperature=0.0),
+                stop=StopSpec(StopRules(()), eos_ids=frozenset({EOS})),
+                max_output_tokens=max_output_tokens,
+                context_tokens=CONTEXT_TOKENS,
+                earlier=Earlier(tokens, len(tokens), len(tokens)),
+            )
+            for index, tokens in enumerate(earlier)
+        ]
+        siblings = tuple(Sibling(seat, spec) for seat, spec in zip(seats[1:], specs[1:], strict=True))
+        command = OpenSeat(seats[0], specs[0], limits or Limits(), priority, True, prefill, self.now, siblings=siblings)
+        self.tell(command)
+        return seats
+
     def tell(self, *commands: Command) -> None:
         """Commands, as the inbox would give them."""
         self.scheduler.accept(commands, self.now)
@@ -212,6 +243,7 @@ class World:
         self.check()
         plan = self.scheduler.next_batch(self.now)
         self.collect()
+        self.clone(self.scheduler.families.take_clones())
         self.copy(self.scheduler.preemption.take_copies())
         if plan is None:
             return None
@@ -227,6 +259,9 @@ class World:
 
     def copy(self, copies: Sequence[PageCopy]) -> None:
         """Run copies to and from host pages; this world has no bytes."""
+
+    def clone(self, clones: Sequence[PageClone]) -> None:
+        """Clone pages, before any other copy."""
 
     def compute(self, plan: Plan) -> list[int | None]:
         """The model's step: a token for each draw."""

@@ -6,7 +6,8 @@ from decode_svc.messages import SeatGranted
 from decode_svc.planning import Plan, StepLimits
 from decode_svc.preemption import PreemptionKind, PressureLimits, Reservation
 from decode_svc.seats import Seat
-from engine.page_copy import PageCopy
+from engine.page_clones import PageCloner
+from engine.page_copy import PageClone, PageCopy
 from engine.page_types import PageState
 from engine.swap import SwapArea
 from tests.scripted import ScriptedRunner, ScriptedTokenizer
@@ -87,12 +88,19 @@ class PressureWorld(World):
             self.swap.run(copies)
         self.spoil()
 
+    def clone(self, clones: Sequence[PageClone]) -> None:
+        """Clone the bytes."""
+        PageCloner(self.runner.layout, self.runner.slab_data).run(clones)
+
     def compute(self, plan: Plan) -> list[int | None]:
         """Tokens that the script says after what is in the pages, and after a handed-over prompt."""
         logits = self.runner.run(plan.batch) if plan.batch is not None else ()
         drawn: list[int | None] = [None if row.isnan().any() else int(row.argmax()) for row in logits]
-        landed = plan.draws[len(plan.draws) - len(plan.landing_rows) :]
-        return drawn + [self.runner.next_token(seat.sequence.given_token_ids) for seat in landed]
+        own = plan.draws[: len(plan.draws) - len(plan.shared)]
+        landed = own[len(own) - len(plan.landing_rows) :]
+        drawn += [self.runner.next_token(seat.sequence.given_token_ids) for seat in landed]
+        first = {seat.number: rows.start for seat, rows in plan.drawn_rows()}
+        return drawn + [drawn[first[leader.number]] for leader in plan.shared]
 
     def spoil(self) -> None:
         """Nothing can be read out of a page that nobody holds."""

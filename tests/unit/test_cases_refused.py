@@ -1,7 +1,6 @@
 """Cases from the field that cannot happen here by construction, shown to be impossible or refused."""
 
 import dataclasses
-from collections.abc import Iterator
 
 import pytest
 
@@ -9,7 +8,6 @@ from decode_svc.seats import SEAT_EDGES, SeatState
 from engine.layout import GroupKind, GroupLayout, Layout
 from kv_transfer.grants import READER_TABLE, READER_TERMINAL, WRITER_TABLE, WRITER_TERMINAL, ReaderState, WriterState
 from lifecycle.states import TABLE, TERMINAL, Event, State
-from tandem.v1 import inference_pb2 as pb
 from tests.unit.chart_render import VALUE_SETS, of_kind, rendered
 from tests.unit.decode_world import World
 
@@ -26,14 +24,6 @@ def test_b22_every_state_has_a_way_out() -> None:
     leaves = {state for state, _ in READER_TABLE}
     assert leaves == set(ReaderState) - READER_TERMINAL
     assert {state for state, _ in WRITER_TABLE} == set(WriterState) - WRITER_TERMINAL
-
-
-def test_b43_a_request_cannot_ask_for_several_answers() -> None:
-    asked = set(_names(pb.GenerateRequest.DESCRIPTOR))
-    assert "seed" in asked
-    assert not asked & {"n", "best_of", "num_return_sequences", "num_samples", "samples", "choices", "beam_width"}
-    told = set(_names(pb.GenerateResponse.DESCRIPTOR))
-    assert not told & {"index", "sequence_index", "choice", "choices"}
 
 
 def test_b48_equal_prompts_share_no_page() -> None:
@@ -72,17 +62,3 @@ def test_b56_the_fingerprint_covers_every_field_of_the_layout() -> None:
     layouts += [Layout("snapshot", (GROUP, group)) for group in (behind_a_window, *others.values())]
     layouts += [Layout("snapshot", (group, GROUP)) for group in (behind_a_window, *others.values())]
     assert len({each.fingerprint for each in (layout, *layouts)}) == len(layouts)
-
-
-def _names(message: object) -> Iterator[str]:
-    """Names of the fields of a message and of those in it."""
-    waiting, seen = [message], set()
-    while waiting:
-        one = waiting.pop()
-        if one.full_name in seen:
-            continue
-        seen.add(one.full_name)
-        for field in one.fields:
-            yield field.name
-            if field.message_type is not None:
-                waiting.append(field.message_type)

@@ -107,7 +107,7 @@ def test_json_is_one_event_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert shown.out.count("\n") == 1
     assert json.loads(shown.out) == {
         "sequence_no": "1",
-        "delta": {"text": "é\n", "token_ids": [5], "log_probabilities": [], "cumulative": False},
+        "delta": {"text": "é\n", "token_ids": [5], "log_probabilities": [], "cumulative": False, "index": 0},
     }
 
 
@@ -160,3 +160,26 @@ def test_log_probabilities_are_a_table_after_the_figures(capsys: pytest.CaptureF
     lines = [line.split() for line in shown.err.splitlines() if "%" in line]
     assert shown.out == "ab\n"
     assert lines == [["'", "a'", "50.0%", "-0.693", "'", "a'", "50.0%", "'\\\\xe4'", "25.0%"], ["(special)", "100.0%", "0.000"]]
+
+
+def test_choices_are_shown_one_after_the_other(capsys: pytest.CaptureFixture[str]) -> None:
+    printer = Printer(as_json=False, quiet=True)
+    for index, text, ended in (
+        (0, "a", False),
+        (1, "x", False),
+        (0, "b", False),
+        (1, "y", True),
+        (2, "q", False),
+        (0, "c", True),
+    ):
+        event = {"choice_ended": pb.ChoiceEnded(index=index, text=text)} if ended else {"delta": pb.Delta(index=index, text=text)}
+        printer.event(pb.GenerateResponse(**event))
+    printer.event(pb.GenerateResponse(choice_ended=pb.ChoiceEnded(index=2, text="r")))
+    assert capsys.readouterr().out == "abc\n[choice 1]\nxy\n[choice 2]\nqr"
+
+
+def test_the_likeliest_choice_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    printer = Printer(as_json=False, quiet=True)
+    for index in (3, 1):
+        printer.event(pb.GenerateResponse(choice_ended=pb.ChoiceEnded(index=index, text=f"text {index}")))
+    assert capsys.readouterr().out == "[choice 3]\ntext 3\n[choice 1]\ntext 1"

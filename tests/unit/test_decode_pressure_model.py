@@ -11,6 +11,7 @@ from decode_svc.messages import (
     AskEndpoint,
     DrainAnswer,
     DrainAnswered,
+    EndChoice,
     EndSeat,
     OutputTaken,
     PauseSeat,
@@ -54,6 +55,8 @@ class PressureMachine(RuleBasedStateMachine):
             right=right,
         )
         self.prompts: dict[int, tuple[int, ...]] = {}
+        #: Seats with siblings, and how many tokens of each another member had chosen.
+        self.begun: dict[int, int] = {}
         self.read = True
         for length in (1, 3, 5, 8):
             self.open(length, 30, None, None, 0)
@@ -73,6 +76,37 @@ class PressureMachine(RuleBasedStateMachine):
         if AskEndpoint(WRITER.incarnation) in self.world.errands:
             self.world.errands.remove(AskEndpoint(WRITER.incarnation))
             self.world.make_endpoint()
+
+    @rule(
+        length=st.integers(1, 9),
+        output=st.integers(10, 16),
+        before=st.lists(st.integers(0, 6), min_size=2, max_size=3),
+        writer=st.sampled_from([None, WRITER]),
+        clock=st.sampled_from([None, None, 8.0]),
+    )
+    def open_choices(self, length: int, output: int, before: list[int], writer: Peer | None, clock: float | None) -> None:
+        """Several outputs of one prompt, some of which another member had begun."""
+        ids = tuple((7 * len(self.prompts) + place) % 250 for place in range(length))
+        said = [tuple(self.world.runner.said(ids, count)) for count in sorted(before)]
+        limits = Limits(inter_token_s=clock, overall_s=None if clock is None else 5 * clock)
+        seats = self.world.open_choices(ids, output, said, prefill=writer, limits=limits)
+        refused = {event.seat for event in self.world.events if isinstance(event, SeatRefused)}
+        for seat, tokens in zip(seats, said, strict=True):
+            if seats[0] not in refused:
+                self.prompts[seat] = ids + tokens
+                self.begun[seat] = len(tokens)
+        if AskEndpoint(WRITER.incarnation) in self.world.errands:
+            self.world.errands.remove(AskEndpoint(WRITER.incarnation))
+            self.world.make_endpoint()
+
+    @precondition(lambda self: getattr(self, "begun", None))
+    @rule(data=st.data(), during=st.booleans())
+    def cancel_one(self, data: st.DataObject, during: bool) -> None:
+        command = EndChoice(data.draw(st.sampled_from(sorted(self.begun))), CANCEL, self.world.now)
+        if during:
+            self.world.step(command)
+        else:
+            self.world.tell(command)
 
     @rule(steps=st.integers(1, 30))
     def step(self, steps: int) -> None:
@@ -105,6 +139,7 @@ class PressureMachine(RuleBasedStateMachine):
     @rule()
     def fail_a_step(self) -> None:
         plan = self.world.scheduler.next_batch(self.world.now)
+        self.world.clone(self.world.scheduler.families.take_clones())
         self.world.copy(self.world.preemption.take_copies())
         if plan is not None:
             self.world.scheduler.draft(plan)
@@ -161,9 +196,12 @@ class PressureMachine(RuleBasedStateMachine):
     def no_page_is_in_two_places(self) -> None:
         if hasattr(self, "world"):
             for group in range(len(self.world.memory.groups)):
-                tables = [seat.holding.tables[group] for seat in self.world.scheduler.seats]
-                held = [page for table in tables for page in table if page]
-                assert len(held) == len(set(held))
+                # Siblings share pages, and only they.
+                held: dict[int, set[int]] = {}
+                for seat in self.world.scheduler.seats:
+                    owner = seat.number if seat.family is None else seat.family.leader.number
+                    held.setdefault(owner, set()).update(page for page in seat.holding.tables[group] if page)
+                assert len(set().union(*held.values())) == sum(map(len, held.values()))
 
     def teardown(self) -> None:
         """Readers read and writers write: everything that lives ends by itself, within a bound."""
@@ -186,7 +224,7 @@ class PressureMachine(RuleBasedStateMachine):
             world.said(seat, ids)
             end = world.ended(seat)
             if end is not None and end.ending.reason is FinishReason.MAX_OUTPUT_TOKENS:
-                assert len(world.selected(seat)) == end.usage.selected_tokens
+                assert len(world.selected(seat)) + self.begun.get(seat, 0) == end.usage.selected_tokens
         world.assert_empty()
 
 

@@ -90,7 +90,7 @@ def test_c8_every_log_probability_stays_with_its_token_over_members_moves_and_ro
         while (published := log.publish()) is not None:
             output.tell(published, replay)
         again = replay.replay(1 << 30, log.next_sequence_no)
-        assert again.held_log_probs == read(output.progress.held_log_probs)
+        assert again.told[0].held_log_probs == read(output.progress.held_log_probs)
         if output.rng.random() < 0.5:  # it moves: what is untold is told with the answer, and nothing is chosen again
             untold = log.untold_ids
             output.progress.paused(untold, written(log.untold_log_probs))
@@ -118,6 +118,9 @@ def test_what_was_dropped_of_a_whole_output_is_still_told() -> None:
     again = replay.replay(1, log.next_sequence_no)
     assert again.next_sequence_no > 1, "nothing was dropped"
     ids = [token for part in again.returned for token in part.token_ids]
-    assert ids == list(range(again.returned_tokens)) and len("".join(part.text for part in again.returned)) == again.text_bytes
+    assert (
+        ids == list(range(again.told[0].returned_tokens))
+        and len("".join(part.text for part in again.returned)) == again.told[0].text_bytes
+    )
     later = replay.replay(again.next_sequence_no + 2, log.next_sequence_no)
-    assert [t for part in later.returned for t in part.token_ids] == list(range(later.returned_tokens))
+    assert [t for part in later.returned for t in part.token_ids] == list(range(later.told[0].returned_tokens))

@@ -34,17 +34,20 @@ def filled(limit_bytes: int = 1 << 20, count: int = 5) -> ReplayLog:
 def test_a_replay_begins_at_the_wanted_event_and_tells_what_was_before() -> None:
     replay = filled().replay(3, 6)
     assert (replay.next_sequence_no, replay.outputs) == (3, tuple(bytes([number]) * 10 for number in (3, 4, 5)))
-    assert replay.token_ids == (90, 91, 1, 1, 2, 2) and (replay.returned_tokens, replay.text_bytes) == (3, 16)
+    assert replay.told[0].token_ids == (90, 91, 1, 1, 2, 2) and (replay.told[0].returned_tokens, replay.told[0].text_bytes) == (
+        3,
+        16,
+    )
     everything = filled().replay(6, 6)
     assert (everything.next_sequence_no, everything.outputs) == (6, ())
-    assert (len(everything.token_ids), everything.returned_tokens, everything.text_bytes) == (12, 6, 25)
+    assert (len(everything.told[0].token_ids), everything.told[0].returned_tokens, everything.told[0].text_bytes) == (12, 6, 25)
 
 
 def test_the_oldest_go_first_and_are_told_as_sums() -> None:
     log = filled(limit_bytes=2 * (10 + ENTRY_BYTES))
     assert log.kept_bytes == 2 * (10 + ENTRY_BYTES)
     replay = log.replay(1, 6)
-    assert (replay.next_sequence_no, len(replay.outputs), len(replay.token_ids)) == (4, 2, 8)
+    assert (replay.next_sequence_no, len(replay.outputs), len(replay.told[0].token_ids)) == (4, 2, 8)
     log.shrink(0)
     assert log.replay(1, 6).next_sequence_no == 6 and log.kept_bytes == 0
 
@@ -52,10 +55,10 @@ def test_the_oldest_go_first_and_are_told_as_sums() -> None:
 def test_outputs_that_took_no_number_are_told_as_sums_unless_they_follow_one() -> None:
     log = ReplayLog(1000, Earlier())
     log.add(Sent(None, b"quiet", 2, 0, 0), (1, 2))
-    assert log.replay(1, 1).token_ids == (1, 2) and log.replay(1, 1).outputs == ()
+    assert log.replay(1, 1).told[0].token_ids == (1, 2) and log.replay(1, 1).outputs == ()
     log.add(Sent(1, b"loud", 1, 1, 1), (3,))
     log.add(Sent(None, b"quiet", 2, 0, 0), (4, 5))
-    assert log.replay(1, 2).outputs == (b"loud", b"quiet") and log.replay(2, 2).token_ids == (1, 2, 3, 4, 5)
+    assert log.replay(1, 2).outputs == (b"loud", b"quiet") and log.replay(2, 2).told[0].token_ids == (1, 2, 3, 4, 5)
 
 
 # tenure
@@ -382,12 +385,12 @@ class Holding(RuleBasedStateMachine):
         before.close()
         assert stream.reader is self.reader and not stream.held
         assert replay.next_sequence_no == wanted or (self.small and replay.next_sequence_no > wanted)
-        assert list(replay.token_ids) == list(range(len(replay.token_ids)))
+        assert list(replay.told[0].token_ids) == list(range(len(replay.told[0].token_ids)))
         if replay.next_sequence_no > self.next_no:
             self.gap = True
             return
-        assert replay.text_bytes == sum(len(self.events[number]) for number in range(1, replay.next_sequence_no))
-        self.told = list(replay.token_ids)
+        assert replay.told[0].text_bytes == sum(len(self.events[number]) for number in range(1, replay.next_sequence_no))
+        self.told = list(replay.told[0].token_ids)
         self.next_no = replay.next_sequence_no
 
     @rule(seconds=st.sampled_from([0.5, 3.0]))

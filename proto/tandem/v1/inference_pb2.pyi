@@ -115,7 +115,7 @@ CANCEL_OUTCOME_ACCEPTED: CancelOutcome
 CANCEL_OUTCOME_ALREADY_ENDED: CancelOutcome
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "model", "text", "tokens", "chat", "sampling", "stop", "max_output_tokens", "output_mode", "deadlines", "priority", "utf8_policy", "on_disconnect", "detach_timeout", "slow_reader", "log_probabilities", "echo_prompt", "grammar")
+    __slots__ = ("request_id", "model", "text", "tokens", "chat", "sampling", "stop", "max_output_tokens", "output_mode", "deadlines", "priority", "utf8_policy", "on_disconnect", "detach_timeout", "slow_reader", "log_probabilities", "echo_prompt", "grammar", "choices", "best_of")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -134,6 +134,8 @@ class GenerateRequest(_message.Message):
     LOG_PROBABILITIES_FIELD_NUMBER: _ClassVar[int]
     ECHO_PROMPT_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_FIELD_NUMBER: _ClassVar[int]
+    CHOICES_FIELD_NUMBER: _ClassVar[int]
+    BEST_OF_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     text: str
@@ -152,7 +154,9 @@ class GenerateRequest(_message.Message):
     log_probabilities: LogProbabilityParams
     echo_prompt: bool
     grammar: Grammar
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., tokens: _Optional[_Union[TokenPrompt, _Mapping]] = ..., chat: _Optional[_Union[ChatPrompt, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., stop: _Optional[_Union[StopParams, _Mapping]] = ..., max_output_tokens: _Optional[int] = ..., output_mode: _Optional[_Union[OutputMode, str]] = ..., deadlines: _Optional[_Union[Deadlines, _Mapping]] = ..., priority: _Optional[int] = ..., utf8_policy: _Optional[_Union[Utf8Policy, str]] = ..., on_disconnect: _Optional[_Union[OnDisconnect, str]] = ..., detach_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., slow_reader: _Optional[_Union[SlowReader, str]] = ..., log_probabilities: _Optional[_Union[LogProbabilityParams, _Mapping]] = ..., echo_prompt: _Optional[bool] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ...) -> None: ...
+    choices: int
+    best_of: int
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., tokens: _Optional[_Union[TokenPrompt, _Mapping]] = ..., chat: _Optional[_Union[ChatPrompt, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., stop: _Optional[_Union[StopParams, _Mapping]] = ..., max_output_tokens: _Optional[int] = ..., output_mode: _Optional[_Union[OutputMode, str]] = ..., deadlines: _Optional[_Union[Deadlines, _Mapping]] = ..., priority: _Optional[int] = ..., utf8_policy: _Optional[_Union[Utf8Policy, str]] = ..., on_disconnect: _Optional[_Union[OnDisconnect, str]] = ..., detach_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., slow_reader: _Optional[_Union[SlowReader, str]] = ..., log_probabilities: _Optional[_Union[LogProbabilityParams, _Mapping]] = ..., echo_prompt: _Optional[bool] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., choices: _Optional[int] = ..., best_of: _Optional[int] = ...) -> None: ...
 
 class LogProbabilityParams(_message.Message):
     __slots__ = ("top", "prompt")
@@ -254,18 +258,20 @@ class Deadlines(_message.Message):
     def __init__(self, queue: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., first_token: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., inter_token: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., overall: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("sequence_no", "started", "delta", "completed", "prompt")
+    __slots__ = ("sequence_no", "started", "delta", "completed", "prompt", "choice_ended")
     SEQUENCE_NO_FIELD_NUMBER: _ClassVar[int]
     STARTED_FIELD_NUMBER: _ClassVar[int]
     DELTA_FIELD_NUMBER: _ClassVar[int]
     COMPLETED_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
+    CHOICE_ENDED_FIELD_NUMBER: _ClassVar[int]
     sequence_no: int
     started: Started
     delta: Delta
     completed: Completed
     prompt: Prompt
-    def __init__(self, sequence_no: _Optional[int] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., delta: _Optional[_Union[Delta, _Mapping]] = ..., completed: _Optional[_Union[Completed, _Mapping]] = ..., prompt: _Optional[_Union[Prompt, _Mapping]] = ...) -> None: ...
+    choice_ended: ChoiceEnded
+    def __init__(self, sequence_no: _Optional[int] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., delta: _Optional[_Union[Delta, _Mapping]] = ..., completed: _Optional[_Union[Completed, _Mapping]] = ..., prompt: _Optional[_Union[Prompt, _Mapping]] = ..., choice_ended: _Optional[_Union[ChoiceEnded, _Mapping]] = ...) -> None: ...
 
 class Started(_message.Message):
     __slots__ = ("request_id", "model", "model_snapshot", "seed", "prompt_tokens", "max_output_tokens")
@@ -294,16 +300,38 @@ class Prompt(_message.Message):
     def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., log_probabilities: _Optional[_Iterable[_Union[TokenLogProbability, _Mapping]]] = ...) -> None: ...
 
 class Delta(_message.Message):
-    __slots__ = ("text", "token_ids", "log_probabilities", "cumulative")
+    __slots__ = ("text", "token_ids", "log_probabilities", "cumulative", "index")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LOG_PROBABILITIES_FIELD_NUMBER: _ClassVar[int]
     CUMULATIVE_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
     text: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     log_probabilities: _containers.RepeatedCompositeFieldContainer[TokenLogProbability]
     cumulative: bool
-    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., log_probabilities: _Optional[_Iterable[_Union[TokenLogProbability, _Mapping]]] = ..., cumulative: _Optional[bool] = ...) -> None: ...
+    index: int
+    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., log_probabilities: _Optional[_Iterable[_Union[TokenLogProbability, _Mapping]]] = ..., cumulative: _Optional[bool] = ..., index: _Optional[int] = ...) -> None: ...
+
+class ChoiceEnded(_message.Message):
+    __slots__ = ("index", "finish_reason", "matched_stop", "matched_token_id", "text", "token_ids", "log_probabilities", "cause")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    MATCHED_STOP_FIELD_NUMBER: _ClassVar[int]
+    MATCHED_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOG_PROBABILITIES_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    finish_reason: FinishReason
+    matched_stop: str
+    matched_token_id: int
+    text: str
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    log_probabilities: _containers.RepeatedCompositeFieldContainer[TokenLogProbability]
+    cause: str
+    def __init__(self, index: _Optional[int] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., matched_stop: _Optional[str] = ..., matched_token_id: _Optional[int] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., log_probabilities: _Optional[_Iterable[_Union[TokenLogProbability, _Mapping]]] = ..., cause: _Optional[str] = ...) -> None: ...
 
 class TokenLogProbability(_message.Message):
     __slots__ = ("log_probability", "token", "top_token_ids", "top_log_probabilities", "top_tokens")
@@ -396,14 +424,16 @@ class AttachRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., next_sequence_no: _Optional[int] = ...) -> None: ...
 
 class CancelRequest(_message.Message):
-    __slots__ = ("request_id", "reason", "wait")
+    __slots__ = ("request_id", "reason", "wait", "choice")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     WAIT_FIELD_NUMBER: _ClassVar[int]
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     reason: str
     wait: bool
-    def __init__(self, request_id: _Optional[str] = ..., reason: _Optional[str] = ..., wait: _Optional[bool] = ...) -> None: ...
+    choice: int
+    def __init__(self, request_id: _Optional[str] = ..., reason: _Optional[str] = ..., wait: _Optional[bool] = ..., choice: _Optional[int] = ...) -> None: ...
 
 class CancelResponse(_message.Message):
     __slots__ = ("outcome", "state", "finish_reason")

@@ -68,7 +68,8 @@ class InferenceServiceServicer:
 
     def Generate(self, request, context):
         """buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
-        Runs one request and streams its events: one Started, any number of Delta, exactly one Completed, then the status.
+        Runs one request and streams its events: one Started, any number of Delta, exactly one Completed, then the status. With several
+        choices the end of each is a ChoiceEnded between them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

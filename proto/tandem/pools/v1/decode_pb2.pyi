@@ -43,7 +43,7 @@ class DecodeRequest(_message.Message):
     def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., cancel: _Optional[_Union[CancelSeat, _Mapping]] = ..., prefill_lost: _Optional[_Union[PrefillLost, _Mapping]] = ..., adopt: _Optional[_Union[Adopt, _Mapping]] = ..., pause: _Optional[_Union[PauseSeat, _Mapping]] = ..., push: _Optional[_Union[PushSeat, _Mapping]] = ..., keep_end: _Optional[_Union[KeepEnd, _Mapping]] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("key", "model_snapshot", "incarnation", "prompt_token_ids", "sampling", "stop", "max_output_tokens", "output_mode", "utf8_policy", "priority", "first_sequence_no", "first_token_remaining_s", "inter_token_s", "overall_remaining_s", "prefill", "traceparent", "output_token_ids", "sent_text_bytes", "returned_tokens", "moved", "slow_reader", "hold_s", "since_last_token_s", "tenant_salt", "most_computed_tokens", "log_probabilities", "held_log_probabilities", "returned", "echo_prompt", "grammar")
+    __slots__ = ("key", "model_snapshot", "incarnation", "prompt_token_ids", "sampling", "stop", "max_output_tokens", "output_mode", "utf8_policy", "priority", "first_sequence_no", "first_token_remaining_s", "inter_token_s", "overall_remaining_s", "prefill", "traceparent", "output_token_ids", "sent_text_bytes", "returned_tokens", "moved", "slow_reader", "hold_s", "since_last_token_s", "tenant_salt", "most_computed_tokens", "log_probabilities", "held_log_probabilities", "returned", "echo_prompt", "grammar", "choices", "told_choices", "ranks_only")
     KEY_FIELD_NUMBER: _ClassVar[int]
     MODEL_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -74,6 +74,9 @@ class Open(_message.Message):
     RETURNED_FIELD_NUMBER: _ClassVar[int]
     ECHO_PROMPT_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_FIELD_NUMBER: _ClassVar[int]
+    CHOICES_FIELD_NUMBER: _ClassVar[int]
+    TOLD_CHOICES_FIELD_NUMBER: _ClassVar[int]
+    RANKS_ONLY_FIELD_NUMBER: _ClassVar[int]
     key: _grant_pb2.AttemptKey
     model_snapshot: str
     incarnation: str
@@ -104,7 +107,44 @@ class Open(_message.Message):
     returned: bytes
     echo_prompt: bool
     grammar: _inference_pb2.Grammar
-    def __init__(self, key: _Optional[_Union[_grant_pb2.AttemptKey, _Mapping]] = ..., model_snapshot: _Optional[str] = ..., incarnation: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_inference_pb2.SamplingParams, _Mapping]] = ..., stop: _Optional[_Union[_inference_pb2.StopParams, _Mapping]] = ..., max_output_tokens: _Optional[int] = ..., output_mode: _Optional[_Union[_inference_pb2.OutputMode, str]] = ..., utf8_policy: _Optional[_Union[_inference_pb2.Utf8Policy, str]] = ..., priority: _Optional[int] = ..., first_sequence_no: _Optional[int] = ..., first_token_remaining_s: _Optional[float] = ..., inter_token_s: _Optional[float] = ..., overall_remaining_s: _Optional[float] = ..., prefill: _Optional[_Union[_grant_pb2.Peer, _Mapping]] = ..., traceparent: _Optional[str] = ..., output_token_ids: _Optional[_Iterable[int]] = ..., sent_text_bytes: _Optional[int] = ..., returned_tokens: _Optional[int] = ..., moved: _Optional[bool] = ..., slow_reader: _Optional[_Union[_inference_pb2.SlowReader, str]] = ..., hold_s: _Optional[float] = ..., since_last_token_s: _Optional[float] = ..., tenant_salt: _Optional[bytes] = ..., most_computed_tokens: _Optional[int] = ..., log_probabilities: _Optional[_Union[_inference_pb2.LogProbabilityParams, _Mapping]] = ..., held_log_probabilities: _Optional[_Iterable[bytes]] = ..., returned: _Optional[bytes] = ..., echo_prompt: _Optional[bool] = ..., grammar: _Optional[_Union[_inference_pb2.Grammar, _Mapping]] = ...) -> None: ...
+    choices: _containers.RepeatedCompositeFieldContainer[Choice]
+    told_choices: int
+    ranks_only: bool
+    def __init__(self, key: _Optional[_Union[_grant_pb2.AttemptKey, _Mapping]] = ..., model_snapshot: _Optional[str] = ..., incarnation: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_inference_pb2.SamplingParams, _Mapping]] = ..., stop: _Optional[_Union[_inference_pb2.StopParams, _Mapping]] = ..., max_output_tokens: _Optional[int] = ..., output_mode: _Optional[_Union[_inference_pb2.OutputMode, str]] = ..., utf8_policy: _Optional[_Union[_inference_pb2.Utf8Policy, str]] = ..., priority: _Optional[int] = ..., first_sequence_no: _Optional[int] = ..., first_token_remaining_s: _Optional[float] = ..., inter_token_s: _Optional[float] = ..., overall_remaining_s: _Optional[float] = ..., prefill: _Optional[_Union[_grant_pb2.Peer, _Mapping]] = ..., traceparent: _Optional[str] = ..., output_token_ids: _Optional[_Iterable[int]] = ..., sent_text_bytes: _Optional[int] = ..., returned_tokens: _Optional[int] = ..., moved: _Optional[bool] = ..., slow_reader: _Optional[_Union[_inference_pb2.SlowReader, str]] = ..., hold_s: _Optional[float] = ..., since_last_token_s: _Optional[float] = ..., tenant_salt: _Optional[bytes] = ..., most_computed_tokens: _Optional[int] = ..., log_probabilities: _Optional[_Union[_inference_pb2.LogProbabilityParams, _Mapping]] = ..., held_log_probabilities: _Optional[_Iterable[bytes]] = ..., returned: _Optional[bytes] = ..., echo_prompt: _Optional[bool] = ..., grammar: _Optional[_Union[_inference_pb2.Grammar, _Mapping]] = ..., choices: _Optional[_Iterable[_Union[Choice, _Mapping]]] = ..., told_choices: _Optional[int] = ..., ranks_only: _Optional[bool] = ...) -> None: ...
+
+class Choice(_message.Message):
+    __slots__ = ("index", "output_token_ids", "sent_text_bytes", "returned_tokens", "held_log_probabilities", "returned", "ended")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    SENT_TEXT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RETURNED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    HELD_LOG_PROBABILITIES_FIELD_NUMBER: _ClassVar[int]
+    RETURNED_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    output_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    sent_text_bytes: int
+    returned_tokens: int
+    held_log_probabilities: _containers.RepeatedScalarFieldContainer[bytes]
+    returned: bytes
+    ended: ChoiceEnd
+    def __init__(self, index: _Optional[int] = ..., output_token_ids: _Optional[_Iterable[int]] = ..., sent_text_bytes: _Optional[int] = ..., returned_tokens: _Optional[int] = ..., held_log_probabilities: _Optional[_Iterable[bytes]] = ..., returned: _Optional[bytes] = ..., ended: _Optional[_Union[ChoiceEnd, _Mapping]] = ...) -> None: ...
+
+class ChoiceEnd(_message.Message):
+    __slots__ = ("finish_reason", "cause", "matched_stop", "matched_token_id", "usage", "untold")
+    FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    MATCHED_STOP_FIELD_NUMBER: _ClassVar[int]
+    MATCHED_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    UNTOLD_FIELD_NUMBER: _ClassVar[int]
+    finish_reason: _inference_pb2.FinishReason
+    cause: str
+    matched_stop: str
+    matched_token_id: int
+    usage: _inference_pb2.Usage
+    untold: bool
+    def __init__(self, finish_reason: _Optional[_Union[_inference_pb2.FinishReason, str]] = ..., cause: _Optional[str] = ..., matched_stop: _Optional[str] = ..., matched_token_id: _Optional[int] = ..., usage: _Optional[_Union[_inference_pb2.Usage, _Mapping]] = ..., untold: _Optional[bool] = ...) -> None: ...
 
 class Adopt(_message.Message):
     __slots__ = ("key", "incarnation", "next_sequence_no")
@@ -131,10 +171,12 @@ class PushSeat(_message.Message):
     def __init__(self, grant: _Optional[_Union[_grant_pb2.Grant, _Mapping]] = ...) -> None: ...
 
 class CancelSeat(_message.Message):
-    __slots__ = ("reason",)
+    __slots__ = ("reason", "choice")
     REASON_FIELD_NUMBER: _ClassVar[int]
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
     reason: str
-    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+    choice: int
+    def __init__(self, reason: _Optional[str] = ..., choice: _Optional[int] = ...) -> None: ...
 
 class PrefillLost(_message.Message):
     __slots__ = ("cause", "drained")
@@ -173,7 +215,7 @@ class Granted(_message.Message):
     def __init__(self, grant: _Optional[_Union[_grant_pb2.Grant, _Mapping]] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
 
 class Adopted(_message.Message):
-    __slots__ = ("open", "next_sequence_no", "output_token_ids", "returned_tokens", "sent_text_bytes", "committed", "held_log_probabilities", "returned")
+    __slots__ = ("open", "next_sequence_no", "output_token_ids", "returned_tokens", "sent_text_bytes", "committed", "held_log_probabilities", "returned", "choices")
     OPEN_FIELD_NUMBER: _ClassVar[int]
     NEXT_SEQUENCE_NO_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -182,6 +224,7 @@ class Adopted(_message.Message):
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
     HELD_LOG_PROBABILITIES_FIELD_NUMBER: _ClassVar[int]
     RETURNED_FIELD_NUMBER: _ClassVar[int]
+    CHOICES_FIELD_NUMBER: _ClassVar[int]
     open: Open
     next_sequence_no: int
     output_token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -190,7 +233,8 @@ class Adopted(_message.Message):
     committed: Committed
     held_log_probabilities: _containers.RepeatedScalarFieldContainer[bytes]
     returned: bytes
-    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., next_sequence_no: _Optional[int] = ..., output_token_ids: _Optional[_Iterable[int]] = ..., returned_tokens: _Optional[int] = ..., sent_text_bytes: _Optional[int] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., held_log_probabilities: _Optional[_Iterable[bytes]] = ..., returned: _Optional[bytes] = ...) -> None: ...
+    choices: _containers.RepeatedCompositeFieldContainer[Choice]
+    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., next_sequence_no: _Optional[int] = ..., output_token_ids: _Optional[_Iterable[int]] = ..., returned_tokens: _Optional[int] = ..., sent_text_bytes: _Optional[int] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., held_log_probabilities: _Optional[_Iterable[bytes]] = ..., returned: _Optional[bytes] = ..., choices: _Optional[_Iterable[_Union[Choice, _Mapping]]] = ...) -> None: ...
 
 class Paused(_message.Message):
     __slots__ = ("cache_tokens", "selected_token_ids", "pushable", "held_log_probabilities")
@@ -237,20 +281,24 @@ class Committed(_message.Message):
     def __init__(self, handover_s: _Optional[float] = ..., compute_s: _Optional[float] = ..., queue_s: _Optional[float] = ...) -> None: ...
 
 class Output(_message.Message):
-    __slots__ = ("response", "next_sequence_no", "selected_token_ids", "text_bytes", "returned_tokens", "held_log_probabilities")
+    __slots__ = ("response", "next_sequence_no", "selected_token_ids", "text_bytes", "returned_tokens", "held_log_probabilities", "choice", "ended")
     RESPONSE_FIELD_NUMBER: _ClassVar[int]
     NEXT_SEQUENCE_NO_FIELD_NUMBER: _ClassVar[int]
     SELECTED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TEXT_BYTES_FIELD_NUMBER: _ClassVar[int]
     RETURNED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     HELD_LOG_PROBABILITIES_FIELD_NUMBER: _ClassVar[int]
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
     response: bytes
     next_sequence_no: int
     selected_token_ids: _containers.RepeatedScalarFieldContainer[int]
     text_bytes: int
     returned_tokens: int
     held_log_probabilities: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, response: _Optional[bytes] = ..., next_sequence_no: _Optional[int] = ..., selected_token_ids: _Optional[_Iterable[int]] = ..., text_bytes: _Optional[int] = ..., returned_tokens: _Optional[int] = ..., held_log_probabilities: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    choice: int
+    ended: ChoiceEnd
+    def __init__(self, response: _Optional[bytes] = ..., next_sequence_no: _Optional[int] = ..., selected_token_ids: _Optional[_Iterable[int]] = ..., text_bytes: _Optional[int] = ..., returned_tokens: _Optional[int] = ..., held_log_probabilities: _Optional[_Iterable[bytes]] = ..., choice: _Optional[int] = ..., ended: _Optional[_Union[ChoiceEnd, _Mapping]] = ...) -> None: ...
 
 class Ended(_message.Message):
     __slots__ = ("finish_reason", "cause", "matched_stop", "matched_token_id", "usage", "text", "next_sequence_no", "decode_s", "stop_hold_s", "held_bytes", "cancel_observed_s", "cancel_effective_s", "released", "last", "returned")
