@@ -150,7 +150,8 @@ class DecodeWorker:
         stuck = self._scheduler.progress.take_news()
         if stuck:
             _LOG.error("%s", stuck)
-        self._dirty = self._dirty or bool(commands)
+        # A turn without a step is there for commands, or because a clock ended something.
+        self._dirty = self._dirty or bool(commands) or plan is None
         # What the commands brought, and what clocks ended, is told before the step: a grant need not wait for it.
         self._tell(None, with_load=plan is None or bool(commands))
         if plan is None:

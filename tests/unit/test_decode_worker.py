@@ -1,13 +1,13 @@
 """One turn of a decode member's engine thread: what it tells, and when."""
 
 import itertools
-import time
 from functools import partial
 
 import pytest
 import torch
 
 from decode_svc.handover import HandoverLimits, Handovers
+from decode_svc.load import Load
 from decode_svc.memory import DecodeMemory
 from decode_svc.messages import Command, EndSeat, OpenSeat
 from decode_svc.scheduler import Scheduler, SchedulerLimits
@@ -21,6 +21,7 @@ from lifecycle.deadlines import Limits
 from lifecycle.finish import Cause, Ending, FinishReason
 from lifecycle.record import AttemptKey
 from member.inbox import Inbox
+from rpc import clocks
 from tests.scripted import ScriptedRunner, ScriptedTokenizer
 from text.stop_matcher import StopRules
 
@@ -45,15 +46,18 @@ class Runner(ScriptedRunner):
 class Engine:
     """A worker whose turns a test takes. `story`: steps and the kinds of events told, one entry for each hop."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: SchedulerLimits | None = None) -> None:
         self.story: list[object] = []
+        self.loads: list[Load] = []
         self.runner = Runner(self.story)
         self.inbox = self.runner.inbox
         layout = self.runner.layout
         memory = DecodeMemory(layout, 41, 4)
         me = Peer("decode-0", "decode-1", "127.0.0.1:2")
         handovers = Handovers(memory, me, layout.fingerprint, HandoverLimits(), lambda: "0" * 32)
-        scheduler = Scheduler(SchedulerLimits(), memory, handovers, partial(Sequence, streams=ScriptedTokenizer().detokeniser))
+        scheduler = Scheduler(
+            limits or SchedulerLimits(), memory, handovers, partial(Sequence, streams=ScriptedTokenizer().detokeniser)
+        )
         ports = WorkerPorts(
             self._publish,
             lambda writer: None,
@@ -67,6 +71,8 @@ class Engine:
 
     def _publish(self, outbox: Outbox) -> None:
         self.story.append([type(event).__name__ for event in outbox.events])
+        if outbox.snapshot is not None:
+            self.loads.append(outbox.snapshot.load)
 
     def open(self, max_output_tokens: int = 8, limits: Limits | None = None) -> OpenSeat:
         seat = next(self._seats)
@@ -79,7 +85,7 @@ class Engine:
             max_output_tokens=max_output_tokens,
             context_tokens=64,
         )
-        return OpenSeat(seat, spec, limits or Limits(), 0, True, None, time.monotonic())
+        return OpenSeat(seat, spec, limits or Limits(), 0, True, None, clocks.monotonic())
 
     def turn(self) -> list[object]:
         """What one more turn did."""
@@ -103,8 +109,33 @@ def test_an_end_at_the_border_is_told_before_the_step_of_the_others(cause: Cause
     short = engine.open(limits=Limits(first_token_s=0.0) if cause is Cause.FIRST_TOKEN_DEADLINE else Limits())
     engine.inbox.put_nowait(short)
     if cause is Cause.CLIENT_CANCEL:
-        engine.inbox.put_nowait(EndSeat(short.seat, Ending(FinishReason.CANCELLED, cause), time.monotonic()))
+        engine.inbox.put_nowait(EndSeat(short.seat, Ending(FinishReason.CANCELLED, cause), clocks.monotonic()))
     assert engine.turn() == [["SeatGranted", "SeatEnded"], "step", ["OutputMade"]]
+
+
+class Standing:
+    """Implements rpc.clocks.Clocks: moved by hand."""
+
+    now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    wall = monotonic
+
+
+def test_what_a_clock_ends_while_nothing_else_happens_shows_in_the_load() -> None:
+    """Its reader does not read, so no step follows: routers would take its pages for held for as long as nobody else comes."""
+    engine, clock = Engine(SchedulerLimits(stream_bytes=1)), Standing()
+    with clocks.replaced_by(clock):
+        engine.inbox.put_nowait(engine.open(limits=Limits(overall_s=5.0)))
+        for _ in range(3):
+            engine.turn()
+        assert "step" not in engine.turn() and engine.loads[-1].running == 1
+        free = engine.loads[-1].free_pages
+        clock.now += 6.0
+        assert engine.turn() == [["SeatEnded"]]
+    assert engine.loads[-1].running == 0 and engine.loads[-1].free_pages > free
 
 
 def test_a_cancel_that_comes_during_a_step_throws_its_token_away_and_is_told_with_the_step() -> None:
@@ -113,5 +144,5 @@ def test_a_cancel_that_comes_during_a_step_throws_its_token_away_and_is_told_wit
     engine.inbox.put_nowait(first)
     engine.inbox.put_nowait(second)
     engine.turn()
-    engine.runner.meanwhile.append(EndSeat(first.seat, Ending(FinishReason.CANCELLED, Cause.CLIENT_CANCEL), time.monotonic()))
+    engine.runner.meanwhile.append(EndSeat(first.seat, Ending(FinishReason.CANCELLED, Cause.CLIENT_CANCEL), clocks.monotonic()))
     assert engine.turn() == ["step", ["SeatEnded", "OutputMade"]]
