@@ -21,6 +21,7 @@ from decode_svc.messages import (
     SeatPaused,
     SeatPushed,
     SeatRefused,
+    Sibling,
 )
 from decode_svc.scheduler import Scheduler, SchedulerLimits
 from decode_svc.worker import DecodeWorker, Outbox, WorkerPorts
@@ -49,8 +50,8 @@ MOST_TURNS = 2000
 
 @dataclass(frozen=True)
 class Ask:
-    """One output that a member is asked for. `earlier`: tokens that an attempt before this one chose; `prefill`: who writes its
-    pages, `moved`: as OpenSeat says."""
+    """What a member is asked for. `earlier`: tokens that an attempt before this one chose; `prefill`: who writes its pages,
+    `moved`: as OpenSeat says. `indexes`: of the outputs of the prompt that are wanted, beside one another."""
 
     prompt: Sequence[int]
     sampling: SamplingParams
@@ -63,6 +64,8 @@ class Ask:
     moved: bool = False
     scores_prompt: bool = False
     name: str = ""
+    priority: int = 0
+    indexes: Sequence[int] = (0,)
 
 
 class Member:
@@ -143,14 +146,34 @@ class Member:
                     pass
 
     def ask(self, ask: Ask) -> int:
-        """Put an Open into the inbox; returns the seat's number."""
-        seat = self._seats
-        self._seats += 1
-        self.tokens[seat], self.log_probs[seat] = [], []
+        """Put an Open into the inbox; returns the seat's number, that of the first output: the others have the next ones."""
+        first = self._seats
+        specs = [self._spec(ask, first, index) for index in ask.indexes]
+        for seat in range(first, first + len(specs)):
+            self.tokens[seat], self.log_probs[seat] = [], []
+        self._seats += len(specs)
+        self.inbox.put_nowait(
+            OpenSeat(
+                seat=first,
+                sequence=specs[0],
+                limits=ask.limits,
+                priority=ask.priority,
+                sends_output=True,
+                prefill=ask.prefill,
+                received_at=clocks.monotonic(),
+                begun=self._make_sequence(specs[0]) if ask.earlier else None,
+                moved=ask.moved,
+                salt=ask.salt,
+                siblings=tuple(Sibling(first + place, spec) for place, spec in enumerate(specs) if place),
+            )
+        )
+        return first
+
+    def _spec(self, ask: Ask, first: int, index: int) -> SequenceSpec:
         count = len(ask.earlier)
-        spec = SequenceSpec(
-            key=AttemptKey(ask.name or f"request-{seat}", 2 if count else 1),
-            index=0,
+        return SequenceSpec(
+            key=AttemptKey(ask.name or f"request-{first}", 2 if count else 1),
+            index=index,
             prompt_token_ids=tuple(ask.prompt),
             sampling=ask.sampling,
             stop=StopSpec(),
@@ -161,21 +184,6 @@ class Member:
             log_probs=self._top,
             scores_prompt=ask.scores_prompt,
         )
-        self.inbox.put_nowait(
-            OpenSeat(
-                seat=seat,
-                sequence=spec,
-                limits=ask.limits,
-                priority=0,
-                sends_output=True,
-                prefill=ask.prefill,
-                received_at=clocks.monotonic(),
-                begun=self._make_sequence(spec) if count else None,
-                moved=ask.moved,
-                salt=ask.salt,
-            )
-        )
-        return seat
 
     def turn(self) -> bool:
         """One turn, with what has arrived by then; the books balance after it. True when a step ran."""

@@ -5,17 +5,13 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from decode_svc.messages import OpenSeat, Sibling
 from decode_svc.planning import StepLimits
 from decode_svc.preemption import PreemptionKind, PressureLimits, Reservation
 from decode_svc.scheduler import SchedulerLimits
 from engine.sampling_params import SamplingParams
-from engine.sequence import SequenceSpec, StopSpec
-from lifecycle.deadlines import Limits
-from lifecycle.record import AttemptKey
 from models import ModelRef
 from tests.engine import tiny_models
-from tests.engine.decoding import Member
+from tests.engine.decoding import Ask, Member
 from tests.engine.native_sets import needs_compiler
 from tests.engine.tiny_models import prompt
 
@@ -33,31 +29,12 @@ def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return tiny_models.save(tiny_models.build(request.param), tmp_path_factory.mktemp(request.param))
 
 
-def spec(member: Member, ids: Sequence[int], index: int, tokens: int = OUTPUT_TOKENS, name: str = "request") -> SequenceSpec:
-    return SequenceSpec(
-        key=AttemptKey(name, 1),
-        index=index,
-        prompt_token_ids=tuple(ids),
-        sampling=DRAWN,
-        stop=StopSpec(),
-        max_output_tokens=tokens,
-        context_tokens=member._context_tokens,
-    )
-
-
-def choices(member: Member, ids: Sequence[int], indexes: Sequence[int], others: int = 0) -> list[list[int]]:
-    """The tokens of each of these outputs of one prompt, made beside one another, and beside `others` that run already."""
-    specs = [spec(member, ids, index) for index in indexes]
-    siblings = tuple(Sibling(seat, one) for seat, one in enumerate(specs) if seat)
-    member.inbox.put_nowait(OpenSeat(0, specs[0], Limits(), 0, True, None, 0.0, siblings=siblings))
-    for _ in range(3000):
-        member.worker.turn()
-        assert member.scheduler.check() == []
-        if len(member.ends) == len(specs) + others:
-            break
-    books = member.scheduler.books()
-    assert books["pages_free"] == books["pages_total"] and not books["seats"]
-    return [member.tokens[seat] for seat in range(len(specs))]
+def choices(member: Member, ids: Sequence[int], indexes: Sequence[int]) -> list[list[int]]:
+    """The tokens of each of these outputs of one prompt, made beside one another, and beside what runs already."""
+    first = member.ask(Ask(ids, DRAWN, OUTPUT_TOKENS, indexes=indexes))
+    member.run()
+    member.assert_at_rest()
+    return [member.tokens[first + place] for place in range(len(indexes))]
 
 
 def limits_of(kind: PreemptionKind | None = None) -> SchedulerLimits:
@@ -87,11 +64,10 @@ def test_outputs_that_lose_their_pages_one_by_one_go_on_as_they_were(tiny: Model
         return made
 
     tight = member(36)
-    for seat in (10, 11):  # two more, so that there is too little for all
-        long = spec(tight, prompt(12, seed=seat), 0, 60, f"other-{seat}")
-        tight.inbox.put_nowait(OpenSeat(seat, long, Limits(), 1, True, None, 0.0))
-    tight.worker.turn()
-    said = choices(tight, ids, range(4), others=2)
+    for seed in (10, 11):  # two more, so that there is too little for all
+        tight.ask(Ask(prompt(12, seed=seed), DRAWN, 60, priority=1))
+    tight.turn()
+    said = choices(tight, ids, range(4))
     assert sum(tight.scheduler.preemption.counts.preempted.values()) >= 2
     assert said == choices(member(200), ids, range(4))
 

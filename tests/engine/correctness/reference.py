@@ -17,12 +17,14 @@ from tests.unit.sampler_reference import choose, edit, kept_ids
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What one output is a function of. `allowed`: ids that a grammar leaves at each place; None: all of them."""
+    """What one output is a function of. `allowed`: ids that a grammar leaves at each place; None: all of them. `index`: which
+    of several outputs of the prompt."""
 
     prompt: tuple[int, ...]
     sampling: SamplingParams
     output_tokens: int
     allowed: frozenset[int] | None = None
+    index: int = 0
 
     @property
     def banned(self) -> tuple[int, ...]:
@@ -54,10 +56,14 @@ class Reference:
         """At each place the token that the reference chooses behind the tokens before it."""
         if (request, tokens) not in self._chosen:
             self._chosen[request, tokens] = [
-                choose(row, request.sampling, at, prompt=request.prompt, output=tokens[:at], banned=request.banned)
-                for at, row in enumerate(self.rows(request, tokens).numpy())
+                self._choice(request, row, at, tokens) for at, row in enumerate(self.rows(request, tokens).numpy())
             ]
         return self._chosen[request, tokens]
+
+    @staticmethod
+    def _choice(request: Request, row: np.ndarray, at: int, tokens: tuple[int, ...]) -> int:
+        said = {"sequence_index": request.index, "prompt": request.prompt, "output": tokens[:at], "banned": request.banned}
+        return choose(row, request.sampling, at, **said)
 
     def misses(self, request: Request, tokens: tuple[int, ...]) -> list[float]:
         """How far each token is from what the reference would choose at its place.
@@ -77,13 +83,13 @@ def _miss(row: np.ndarray, request: Request, position: int, tokens: Sequence[int
     values = edit(row, request.sampling, request.prompt, tokens[:position], request.banned)
     if request.sampling.greedy:
         return float(values.max() - values[token])
-    return _outside(values, request.sampling, position, token)
+    return _outside(values, request, position, token)
 
 
-def _outside(values: np.ndarray, sampling: SamplingParams, position: int, token: int) -> float:
-    kept, weights = kept_ids(values, sampling)
+def _outside(values: np.ndarray, request: Request, position: int, token: int) -> float:
+    kept, weights = kept_ids(values, request.sampling)
     mass = math.fsum(float(weights[one]) for one in kept)
     begin = math.fsum(float(weights[one]) for one in kept if one < token) / mass
     end = begin + (float(weights[token]) / mass if token in kept else 0.0)
-    drawn = float(uniforms([sampling.seed], [position], [0])[0])
+    drawn = float(uniforms([request.sampling.seed], [position], [request.index])[0])
     return max(0.0, begin - drawn, drawn - end)

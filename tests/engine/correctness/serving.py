@@ -17,6 +17,8 @@ SALT, OTHER_SALT = tenant_salt("one"), tenant_salt("another")
 #: Chunks of fewer tokens than a page of any column, but for the smallest pages.
 NARROW = StepLimits(tokens=7, sequences=3, prompts=2)
 GRAMMAR_TOKENS = 12
+#: Outputs of one prompt.
+CHOICES = 4
 
 
 def single(subject: Subject) -> None:
@@ -83,6 +85,21 @@ def chunk_mixes(subject: Subject) -> None:
     sizes = [sorted(len(rows.token_ids) for rows in batch.rows) for batch in runner.batches]
     assert any(one[0] == 1 and one[-1] > 1 for one in sizes), "no step had a decode row beside a chunk"
     assert len({one[-1] for one in sizes}) > 2, "all chunks had one size"
+
+
+def branches(subject: Subject) -> None:
+    """Four outputs of one prompt beside another sequence: without a whole page to share, with whole ones alone, with both."""
+    requests = subject.requests()
+    for request in (requests[3], requests[1], replace(requests[2], sampling=SEEDED)):
+        member = subject.member(NARROW)
+        neighbour = subject.ask(member, requests[0])
+        first = subject.ask(member, request, indexes=range(CHOICES))
+        member.run()
+        for index in range(CHOICES):
+            subject.judge_whole(member, first + index, replace(request, index=index))
+        subject.judge_whole(member, neighbour, requests[0])
+        assert len({tuple(member.tokens[first + index]) for index in range(CHOICES)}) == CHOICES
+        member.assert_at_rest()
 
 
 def speculation(subject: Subject) -> None:

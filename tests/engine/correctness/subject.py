@@ -175,7 +175,8 @@ class Subject:
         return Member(runner or self.runner, limits, log_probs=TOP, **settings)
 
     def ask(self, member: Member, request: Request, **more: Any) -> int:
-        """Put a request to a member. One with a grammar may say more than the grammar lets it."""
+        """Put a request to a member. One with a grammar may say more than the grammar lets it. `more`: as in Ask."""
+        more.setdefault("indexes", (request.index,))
         grammar = None if request.allowed is None else letters(request.allowed, request.output_tokens)
         most = request.output_tokens + (grammar is not None)
         return member.ask(Ask(request.prompt, request.sampling, most, grammar=grammar, **more))

@@ -28,12 +28,12 @@ BEYOND = "beyond F12"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One situation. `shows`: which part of F12; `run` judges it in one column; None: it is not built."""
+    """One situation. `shows`: which part of F12; `run` judges it in one column."""
 
     name: str
     shows: str
     about: str
-    run: Callable[[Subject], None] | None
+    run: Callable[[Subject], None]
 
 
 ROWS = (
@@ -84,8 +84,8 @@ ROWS = (
     Row(
         "branches",
         "branches",
-        "Several outputs of one prompt (n > 1), sharing its pages.",
-        None,
+        "Four outputs of one prompt (n > 1) share its full pages and have copies of the last one; each is what it is alone.",
+        serving.branches,
     ),
     Row(
         "cancel",
@@ -155,14 +155,11 @@ ROWS = (
     ),
 )
 
-NOT_BUILT = "not built: a request has one output"
 NO_PREFIXES = "nothing to find: where a window lets pages go there is no prefix cache"
 
 
 def _why_not(row: Row, column: Column) -> str:
     """Why a cell has no test; empty when it has one."""
-    if row.run is None:
-        return NOT_BUILT
     if reason := excuse(column):
         return reason
     windowed = column.family.name in ("mistral", "gemma3")
@@ -172,4 +169,4 @@ def _why_not(row: Row, column: Column) -> str:
 #: Row's and column's name -> why that cell has no test.
 EXCUSED = {(row.name, column.name): why for row, column in product(ROWS, COLUMNS) if (why := _why_not(row, column))}
 #: The cells that are tested.
-CELLS = tuple((row, column) for row, column in product(ROWS, COLUMNS) if row.run and (row.name, column.name) not in EXCUSED)
+CELLS = tuple((row, column) for row, column in product(ROWS, COLUMNS) if (row.name, column.name) not in EXCUSED)
