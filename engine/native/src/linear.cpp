@@ -17,6 +17,7 @@ constexpr int PAIR_ELEMENTS = 2 * LANES;
 constexpr int TILE_ELEMENTS = LANES * PAIR_ELEMENTS;
 constexpr int PREFETCH_ELEMENTS = 4096;
 constexpr int BLOCK_PANELS = 8;  // that are taken at a time
+constexpr int WIDE_ELEMENTS = 128 * 1024;  // of one panel, widened: a part of the second-level cache
 
 // Two inputs of sixteen outputs as they are multiplied: pairs of bfloat16, or both as floats.
 #if TANDEM_BF16
@@ -24,13 +25,13 @@ using Pair = __m512bh;
 
 static inline Pair load_pair(const bf16* weights) { return (__m512bh)_mm512_loadu_si512(weights); }
 
-static inline Pair load_pair(const int8_t* weights) {
-    const __m512i both = _mm512_cvtepi16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(weights)));
-    const __m512i even = _mm512_srai_epi32(_mm512_slli_epi32(both, 24), 24), odd = _mm512_srai_epi32(both, 8);
-    // The lower half of such a float is zero.
-    const __m512i low = _mm512_srli_epi32((__m512i)_mm512_cvtepi32_ps(even), 16);
-    return (__m512bh)_mm512_or_si512(low, (__m512i)_mm512_cvtepi32_ps(odd));
+static inline __m512 floats(const int8_t* from) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
 }
+
+static inline Pair load_pair(const int8_t* weights) { return _mm512_cvtne2ps_pbh(floats(weights + LANES), floats(weights)); }
+
+static inline void store_pair(bf16* to, Pair pair) { _mm512_storeu_si512(to, (__m512i)pair); }
 
 // sums += x[0] * weights[.., 0] + x[1] * weights[.., 1] for sixteen outputs.
 static inline f32x16 add_pair(f32x16 sums, const bf16* x, Pair weights) {
@@ -58,6 +59,12 @@ static inline Pair load_pair(const int8_t* weights) {
     return {__builtin_convertvector(even, f32x16), __builtin_convertvector(odd, f32x16)};
 }
 
+// The lower half of such a float is zero.
+static inline void store_pair(bf16* to, const Pair& pair) {
+    const u32x16 both = (u32x16)pair.even >> 16 | (u32x16)pair.odd;
+    std::memcpy(to, &both, sizeof both);
+}
+
 static inline float widen_one(bf16 value) {
     uint32_t bits = static_cast<uint32_t>(value) << 16;
     float wide;
@@ -72,11 +79,10 @@ static inline f32x16 add_pair(f32x16 sums, const bf16* x, const Pair& weights) {
 }
 #endif
 
-// Element: of the panels, bf16 or int8_t.
+// Element: of the panel that `weights` is, bf16 or int8_t.
 template <typename Element, int ROWS>
-void multiply(const Weight& weight, const Product& product, int panel, int row) {
+void multiply(const Weight& weight, const Element* weights, const Product& product, int panel, int row) {
     f32x16 sums[ROWS][2] = {};
-    const Element* weights = weight.panel<Element>(panel);
     const bf16* x = product.x + row * product.x_stride;
     for (int input = 0; input < weight.inputs; input += INPUT_BLOCK, weights += 2 * TILE_ELEMENTS) {
         for (int pair = 0; pair < INPUT_BLOCK / 2; ++pair) {
@@ -100,20 +106,42 @@ void multiply(const Weight& weight, const Product& product, int panel, int row) 
 }
 
 template <typename Element, int ROWS>
-void multiply_rest(const Weight& weight, const Product& product, int panel, int row) {
+void multiply_rest(const Weight& weight, const Element* weights, const Product& product, int panel, int row) {
     if constexpr (ROWS > 0) {
-        if (product.rows - row == ROWS) return multiply<Element, ROWS>(weight, product, panel, row);
-        multiply_rest<Element, ROWS - 1>(weight, product, panel, row);
+        if (product.rows - row == ROWS) return multiply<Element, ROWS>(weight, weights, product, panel, row);
+        multiply_rest<Element, ROWS - 1>(weight, weights, product, panel, row);
     }
 }
 
 template <typename Element>
+void multiply_all(const Weight& weight, const Element* weights, const Product& product, int panel) {
+    int row = 0;
+    for (; row + ROWS_AT_ONCE <= product.rows; row += ROWS_AT_ONCE)
+        multiply<Element, ROWS_AT_ONCE>(weight, weights, product, panel, row);
+    multiply_rest<Element, ROWS_AT_ONCE - 1>(weight, weights, product, panel, row);
+}
+
 void take_panels(const Weight& weight, const Product& product, Share share) {
+    for (int panel = share.begin; panel < share.end; ++panel)
+        multiply_all(weight, weight.panel<bf16>(panel), product, panel);
+}
+
+// Rows that are computed in several turns share a panel that was widened once, where it is not too long for that.
+void take_small_panels(const Weight& weight, const Product& product, Share share) {
+    alignas(64) bf16 wide[WIDE_ELEMENTS];
+    const int elements = PANEL * weight.inputs;
+    const bool shared = product.rows > ROWS_AT_ONCE && elements <= WIDE_ELEMENTS;
     for (int panel = share.begin; panel < share.end; ++panel) {
-        int row = 0;
-        for (; row + ROWS_AT_ONCE <= product.rows; row += ROWS_AT_ONCE)
-            multiply<Element, ROWS_AT_ONCE>(weight, product, panel, row);
-        multiply_rest<Element, ROWS_AT_ONCE - 1>(weight, product, panel, row);
+        const int8_t* stored = weight.panel<int8_t>(panel);
+        if (!shared) {
+            multiply_all(weight, stored, product, panel);
+            continue;
+        }
+        for (int at = 0; at < elements; at += PAIR_ELEMENTS) {
+            __builtin_prefetch(stored + at + PREFETCH_ELEMENTS);
+            store_pair(wide + at, load_pair(stored + at));
+        }
+        multiply_all(weight, static_cast<const bf16*>(wide), product, panel);
     }
 }
 
@@ -122,7 +150,7 @@ void take_panels(const Weight& weight, const Product& product, Share share) {
 void linear(const Weight& weight, const Product& product, Turn* turn, int parts) {
     Claims claims(turn, panels_of(weight, product.finish), BLOCK_PANELS, parts);
     for (Share share = claims.next(); share.begin < share.end; share = claims.next())
-        (weight.scales ? take_panels<int8_t> : take_panels<bf16>)(weight, product, share);
+        (weight.scales ? take_small_panels : take_panels)(weight, product, share);
 }
 
 }  // namespace tandem
