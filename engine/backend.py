@@ -12,6 +12,7 @@ import torch
 
 from engine.batch import LayerMarks
 from engine.model_weights import ModelWeights, PackedLinear
+from engine.quantisation import WeightQuantisation
 from engine.step import Step
 from models.config import Activation
 
@@ -32,6 +33,7 @@ class Setup:
     latent_rank: with attention over latent vectors (kv_heads is 1), how many values of such a vector, its first, are normalised
     and make values; the others, as many as rope has columns, are rotated, in it and at the end of each query.
     window: tokens that a query sees, itself included; None when it sees all. score_scale: None is head_dim ** -0.5.
+    quantisation: what packing makes of weights; a product of quantised ones is (x @ values.T) * scales + bias, summed in float32.
     """
 
     device: torch.device
@@ -46,6 +48,7 @@ class Setup:
     score_scale: float | None = None
     activation: Activation = Activation.SILU
     latent_rank: int | None = None
+    quantisation: WeightQuantisation = WeightQuantisation.OFF
 
     @property
     def vectors(self) -> int:

@@ -5,6 +5,7 @@ import json
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 
+from engine.quantisation import WeightQuantisation
 from lifecycle.prefix_keys import PrefixIdentity, PrefixKeys
 
 MAX_PAGE_TOKENS = 1024
@@ -91,12 +92,13 @@ class GroupLayout:
 class Layout:
     """Everything that decides what the bytes of a page mean. Unlike layouts never exchange pages.
 
-    positions: how positions enter the KV, as a canonical text.
+    positions: how positions enter the KV, as a canonical text. weight_quantisation: of the weights that computed it.
     """
 
     model_snapshot: str
     groups: tuple[GroupLayout, ...]
     positions: str = ""
+    weight_quantisation: str = WeightQuantisation.OFF.value
 
     def __post_init__(self) -> None:
         if not self.groups:

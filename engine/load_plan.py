@@ -9,6 +9,7 @@ import torch
 from engine.backend import Registry
 from engine.batch import LayerMarks
 from engine.kv_groups import KvGroup
+from engine.quantisation import WeightQuantisation
 from engine.slab import Slab
 from engine.step import Step
 from engine.weights import LoadProgress
@@ -47,6 +48,7 @@ class LoadPlan:
     reach: int
     registry: Registry
     backend: str
+    quantisation: WeightQuantisation
     progress: Callable[[LoadProgress], None] | None
 
 

@@ -7,12 +7,16 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class PackedLinear:
-    """A weight in the order its backend likes best. Only the backend that packed it may use it."""
+    """A weight in the order its backend likes best. Only the backend that packed it may use it.
+
+    scales: float32, one for each output, where the weight is quantised; None otherwise.
+    """
 
     weight: torch.Tensor
     bias: torch.Tensor | None
     in_features: int
     out_features: int
+    scales: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

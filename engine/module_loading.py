@@ -17,6 +17,7 @@ from engine.module_attention import LayerView, ModuleAttention, ModuleUnfit, reg
 from engine.module_check import LEAST_PAGES, WholePrompt, check_modules, plain_logits, probes
 from engine.module_decoder import KeptShape, ModuleDecoder, PagedKeeper, Reach, run_modules
 from engine.module_products import pack_products, watch
+from engine.quantisation import WeightQuantisation
 from engine.scored_attention import ScoredAttention
 from engine.step import StepLimits
 from engine.weights import LoadProgress, WeightsError
@@ -75,6 +76,11 @@ def load_modules(plan: LoadPlan, config: ModuleConfig) -> Loaded:
     if slab.memory.units < LEAST_PAGES:
         raise ValueError(
             f"total_pages is {slab.memory.units}; modules of transformers are tried on pages: the least is {LEAST_PAGES}"
+        )
+    if plan.quantisation is not WeightQuantisation.OFF:
+        raise UnsupportedModel(
+            f"weight_quantisation is {plan.quantisation.value!r}; {config.architecture} is computed by transformers' modules, "
+            f"whose weights stay in their dtype: choose {WeightQuantisation.OFF.value!r}"
         )
     library, report = _library(config), plan.progress or _silent
     report(LoadProgress(0, 1))

@@ -6,6 +6,7 @@ import torch
 
 from engine.backend import Registration, Setup, WholeStep
 from engine.model_weights import ModelWeights, PackedLinear
+from engine.quantisation import WeightQuantisation, quantise
 from engine.step import Step
 from models.config import Activation
 
@@ -23,7 +24,11 @@ class ReferenceBackend:
         self._step: Step | None = None
 
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
-        return PackedLinear(weight, bias, weight.shape[1], weight.shape[0])
+        outputs, inputs = weight.shape
+        if self._setup.quantisation is WeightQuantisation.OFF:
+            return PackedLinear(weight, bias, inputs, outputs)
+        small = quantise(weight)
+        return PackedLinear(small.values, bias, inputs, outputs, small.scales)
 
     def pack_gate_up(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
         return self.pack(weight, bias)
@@ -102,6 +107,8 @@ class ReferenceBackend:
 
     def _product(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
         product = x.float() @ packed.weight.float().T
+        if packed.scales is not None:
+            product = product * packed.scales
         return product if packed.bias is None else product + packed.bias.float()
 
     def _unit(self, x: torch.Tensor) -> torch.Tensor:

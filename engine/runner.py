@@ -1,7 +1,7 @@
 """The model as the rest of a member sees it: pages in, one step, logits out."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, Self
 
 import torch
@@ -16,6 +16,7 @@ from engine.layout import GroupLayout, Layout
 from engine.llama import Decoder
 from engine.load_plan import Loaded, LoadPlan, StepDecoder
 from engine.module_loading import load_modules
+from engine.quantisation import WeightQuantisation, parse_quantisation
 from engine.slab import Slab, SlabMemory, allocate_slab
 from engine.step import StepLimits, build_steps
 from engine.weights import LoadProgress, WeightLoader, WeightSource
@@ -120,6 +121,7 @@ class ModelRunner:
         ref: ModelRef,
         *,
         dtype: str,
+        weight_quantisation: str = WeightQuantisation.OFF,
         page_tokens: int = 16,
         total_pages: int,
         window_pages: Callable[[GroupLayout], int] | None = None,
@@ -132,7 +134,8 @@ class ModelRunner:
     ) -> Self:
         """Read the weights, take the KV memory and choose a backend.
 
-        dtype: "bfloat16" or "float32", of weights, activations and KV. total_pages: of each KV group, with the null page;
+        dtype: "bfloat16" or "float32", of weights, activations and KV. weight_quantisation: "off", or "int8" for the matrices of
+        linear layers and of the logits. total_pages: of each KV group, with the null page;
         window_pages: says it for a group behind a window.
         threads: of torch in this whole process. Raises ValueError for a setting outside its limits, UnsupportedModel,
         WeightsError, BackendUnfit, and MemoryError when the pages do not fit.
@@ -140,13 +143,13 @@ class ModelRunner:
         _check_settings(dtype, total_pages, threads)
         torch.set_num_threads(threads)
         bound_kernels()
-        config = load_config(ref)
+        config, quantisation = load_config(ref), parse_quantisation(weight_quantisation)
         groups = kv_groups(config, page_tokens, dtype)
-        layout = Layout(ref.snapshot, tuple(group.layout for group in groups), positions_text(config, groups))
+        layout = Layout(ref.snapshot, tuple(group.layout for group in groups), positions_text(config, groups), quantisation.value)
         counts = [total_pages if group.window is None or not window_pages else window_pages(group) for group in layout.groups]
         slabs = tuple(allocate_slab(count, group.page_bytes, device) for count, group in zip(counts, layout.groups, strict=True))
         reach = _reach(config.context_tokens, groups, slabs)
-        plan = LoadPlan(ref, torch.device(device), DTYPES[dtype], groups, slabs, reach, registry, backend, progress)
+        plan = LoadPlan(ref, torch.device(device), DTYPES[dtype], groups, slabs, reach, registry, backend, quantisation, progress)
         loaded = load_modules(plan, config) if isinstance(config, ModuleConfig) else _load_llama(plan, config)
         limits = [
             StepLimits(config.vocabulary_size, config.context_tokens, group.page_tokens, slab.memory.units, group.window)
@@ -195,7 +198,8 @@ def _check_settings(dtype: str, total_pages: int, threads: int) -> None:
 def _load_llama(plan: LoadPlan, config: ModelConfig) -> Loaded:
     """The decoder of an architecture that is ours."""
     setups = [
-        group_setup(config, group, slab, plan.reach, plan.device) for group, slab in zip(plan.groups, plan.slabs, strict=True)
+        replace(group_setup(config, group, slab, plan.reach, plan.device), quantisation=plan.quantisation)
+        for group, slab in zip(plan.groups, plan.slabs, strict=True)
     ]
     chosen = choose_backends(plan.registry, plan.backend, setups)
     with torch.inference_mode():

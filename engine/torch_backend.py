@@ -5,9 +5,10 @@ from torch.nn import functional
 
 from engine.backend import Registration, Setup, WholeStep
 from engine.model_weights import ModelWeights, PackedLinear
+from engine.quantisation import WeightQuantisation
 from engine.step import Step
 from engine.torch_chunk import LEAST_PRODUCT_QUERIES, ChunkAttention, ProductChunks, SdpaChunks, padded_keys, product_fits
-from engine.torch_linear import Linears, choose_linears, padded
+from engine.torch_linear import Linears, QuantisedLinears, choose_linears, padded
 from engine.torch_plan import ChunkPlan, DecodeBucket, Planner, StepPlan
 from models.config import Activation
 
@@ -23,8 +24,8 @@ class TorchBackend:
     def __init__(self, setup: Setup) -> None:
         pages, layers, page_tokens = setup.pool.shape[:3]
         self._setup = setup
-        self._linears: Linears = choose_linears(setup.device, setup.dtype)
-        self._head_linears: Linears = choose_linears(setup.device, torch.float32)
+        self._linears = _linears(setup, setup.dtype)
+        self._head_linears = _linears(setup, torch.float32)
         self._planner = Planner(setup)
         self._plan: StepPlan | None = None
         self._sdpa = SdpaChunks(setup)
@@ -151,6 +152,11 @@ class TorchBackend:
         if self._products is not None and query.shape[0] >= LEAST_PRODUCT_QUERIES:
             attention = self._products
         attention.attend(query, cached, chunk.cache_tokens, out[chunk.start : chunk.end].view(-1, setup.heads, setup.head_dim))
+
+
+def _linears(setup: Setup, dtype: torch.dtype) -> Linears:
+    plain = choose_linears(setup.device, dtype)
+    return plain if setup.quantisation is WeightQuantisation.OFF else QuantisedLinears(plain)
 
 
 REGISTRATION = Registration(NAME, rank=10, fits=lambda device, dtype: True, build=TorchBackend)

@@ -1,5 +1,6 @@
 """Linear layers in torch: oneDNN weights packed once where the CPU and build have them, the plain product elsewhere."""
 
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -7,6 +8,7 @@ from torch.nn import functional
 
 from engine.kernels import row_class
 from engine.model_weights import PackedLinear
+from engine.quantisation import quantise
 
 # oneDNN chooses the weight's order for a number of rows. 16 serves 1 to 512 rows well; 1 makes larger batches up to 2x slower.
 PACKED_ROWS_HINT = 16
@@ -84,6 +86,24 @@ class OneDnnLinears:
             if not torch.equal(self._multiply(x[row : row + 1], weight, bias)[0], self._multiply(x, weight, bias)[row]):
                 return True
         return False
+
+
+class QuantisedLinears:
+    """int8 values, which every dtype here holds as they are, multiplied by other linears: no memory is saved, and no bit of what
+    the values mean is lost. The sums are scaled in float32, so that a row has the bits that it has without scales."""
+
+    def __init__(self, linears: Linears) -> None:
+        self._linears = linears
+
+    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
+        small = quantise(weight)
+        packed = self._linears.pack(small.values.to(weight.dtype), None)
+        return replace(packed, bias=None if bias is None else bias.to(torch.float32), scales=small.scales)
+
+    def apply(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
+        assert packed.scales is not None, "packed by these linears"
+        sums = self._linears.apply(x, replace(packed, bias=None)).to(torch.float32).mul_(packed.scales)
+        return (sums if packed.bias is None else sums.add_(packed.bias)).to(x.dtype)
 
 
 def choose_linears(device: torch.device, dtype: torch.dtype) -> Linears:

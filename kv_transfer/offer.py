@@ -5,7 +5,7 @@ A `Grant` cannot be built wrong: each field is checked when it is made, so code 
 
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lifecycle.record import AttemptKey
@@ -40,9 +40,14 @@ class BadGrant(HandoverError):
 class LayoutMismatch(HandoverError):
     """The two members hold their KV differently, so no byte may move between them."""
 
-    def __init__(self, theirs: str, ours: str) -> None:
+    def __init__(self, theirs: str, ours: str, weight_quantisations: Mapping[str, str]) -> None:
+        """weight_quantisations: by fingerprint, see LayoutView."""
+        differs = ""
+        if theirs in weight_quantisations and ours in weight_quantisations:
+            differs = f" (weight_quantisation {weight_quantisations[theirs]!r} there and {weight_quantisations[ours]!r} here)"
         super().__init__(
-            f"the grant's layout is {theirs!r}, this member's is {ours!r}: start both pools with one model, dtype and page size"
+            f"the grant's layout is {theirs!r}, this member's is {ours!r}{differs}: start both pools with one model, dtype, "
+            "weight_quantisation and page size"
         )
         self.theirs = theirs
         self.ours = ours
@@ -218,11 +223,18 @@ class LayoutView:
     """What this package needs to know of the engine's layout: its fingerprint and the tokens in a page of each KV group.
 
     windows: tokens that a query sees in each group, itself included, None where it sees all; empty when it does in every group.
+    weight_quantisations: the fingerprints that this layout has with each value of that setting, and the value.
     """
 
     fingerprint: str
     page_tokens: tuple[int, ...]
     windows: tuple[int | None, ...] = ()
+    weight_quantisations: tuple[tuple[str, str], ...] = ()
+
+    def check_fingerprint(self, theirs: str) -> None:
+        """Raises LayoutMismatch where another layout has it."""
+        if theirs != self.fingerprint:
+            raise LayoutMismatch(theirs, self.fingerprint, dict(self.weight_quantisations))
 
     def first_page(self, group: int, tokens: int) -> int:
         """Number of the first page of a group that a sequence of so many tokens still needs."""
@@ -236,8 +248,7 @@ def check_layout(grant: Grant, layout: LayoutView) -> None:
 
     Raises LayoutMismatch or BadGrant.
     """
-    if grant.layout_fingerprint != layout.fingerprint:
-        raise LayoutMismatch(grant.layout_fingerprint, layout.fingerprint)
+    layout.check_fingerprint(grant.layout_fingerprint)
     groups = len(layout.page_tokens)
     _require(len(grant.groups) == groups, "groups", f"must be the {groups} KV groups of the layout, got {len(grant.groups)}")
     for index, (pages, size) in enumerate(zip(grant.groups, layout.page_tokens, strict=True)):
@@ -287,8 +298,7 @@ def grant_to_proto(grant: Grant) -> grant_pb2.Grant:
 
 def grant_from_proto(message: grant_pb2.Grant, layout: LayoutView) -> Grant:
     """A checked grant. Raises LayoutMismatch (before anything else is looked at) or BadGrant naming the field."""
-    if message.layout_fingerprint != layout.fingerprint:
-        raise LayoutMismatch(message.layout_fingerprint[:NAME_CHARACTERS_MAX], layout.fingerprint)
+    layout.check_fingerprint(message.layout_fingerprint[:NAME_CHARACTERS_MAX])
     _require(len(message.groups) <= GROUPS_MAX, "groups", f"must be at most {GROUPS_MAX}, got {len(message.groups)}")
     for name in ("key", "decode", "endpoint"):
         _require(message.HasField(name), name, "is missing")

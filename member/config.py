@@ -21,6 +21,10 @@ class MemberSettings(ServerSettings, kw_only=True, frozen=True, forbid_unknown_f
         str, setting("Model to serve: a name, a folder, a GGUF file, or a hub id.", min_length=1, max_length=4096)
     ] = DEFAULT_MODEL
     dtype: Annotated[Literal["bfloat16", "float32"], setting("Type of weights and KV.")] = "bfloat16"
+    weight_quantisation: Annotated[
+        Literal["off", "int8"],
+        setting("int8 keeps the matrices of linear layers so, with a scale for each output; the same for prefill and decode."),
+    ] = "off"
     backend: Annotated[str, setting("Engine backend.", min_length=1, max_length=64)] = "auto"
     threads: Annotated[int, setting("Threads of the engine's arithmetic; 0: one for each core.", ge=0, le=1024)] = 0
     core_share: Annotated[

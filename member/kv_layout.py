@@ -1,6 +1,9 @@
 """What a member's hand-overs need to know of its engine's memory."""
 
+from dataclasses import replace
+
 from engine.layout import Layout
+from engine.quantisation import WeightQuantisation
 from engine.slab import SlabMemory
 from kv_transfer.offer import LayoutView, Slab
 
@@ -8,7 +11,9 @@ from kv_transfer.offer import LayoutView, Slab
 def layout_view(layout: Layout) -> LayoutView:
     """The layout as both ends of a hand-over compare it."""
     groups = layout.groups
-    return LayoutView(layout.fingerprint, tuple(group.page_tokens for group in groups), tuple(group.window for group in groups))
+    page_tokens, windows = tuple(group.page_tokens for group in groups), tuple(group.window for group in groups)
+    kinds = tuple((replace(layout, weight_quantisation=kind.value).fingerprint, kind.value) for kind in WeightQuantisation)
+    return LayoutView(layout.fingerprint, page_tokens, windows, kinds)
 
 
 def registered(slab: SlabMemory) -> Slab:

@@ -19,6 +19,7 @@ def load_runner(settings: MemberSettings, ref: ModelRef, name: str) -> ModelRunn
     return ModelRunner.load(
         ref,
         dtype=settings.dtype,
+        weight_quantisation=settings.weight_quantisation,
         page_tokens=settings.page_tokens,
         total_pages=settings.total_pages,
         window_pages=partial(window_pages, settings),

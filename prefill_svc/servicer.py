@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from kv_transfer.offer import BadGrant, LayoutMismatch, grant_from_proto
+from kv_transfer.offer import NAME_CHARACTERS_MAX, BadGrant, LayoutMismatch, grant_from_proto
 from kv_transfer.plan import SourceMemory, plan
 from lifecycle.prefix_keys import SALT_BYTES
 from lifecycle.record import AttemptKey
@@ -149,6 +149,8 @@ class PrefillServicer(pb_grpc.PrefillServiceServicer):
         try:
             handover = plan(grant_from_proto(request.grant, self._source.layout), self._source)
         except LayoutMismatch as error:
+            # Routers know the reason by its short name; here it says what differs.
+            _LOG.warning("grant of %s refused: %s", request.grant.decode.member[:NAME_CHARACTERS_MAX], error)
             return m.Failed(grant_id, m.LAYOUT_MISMATCH, str(error))
         except BadGrant as error:
             return m.Failed(grant_id, m.BAD_GRANT, str(error))

@@ -38,6 +38,7 @@ class CellOptions:
 
     model: str
     dtype: str = "bfloat16"
+    weight_quantisation: str = "off"
     prefill_members: int = 1
     decode_members: int = 1
     routers: int = 1
@@ -184,6 +185,7 @@ def _member_argv(role: str, number: int, options: CellOptions, cores: str) -> li
         "name": f"{role}-{number}",
         "model": options.model,
         "dtype": options.dtype,
+        "weight-quantisation": options.weight_quantisation,
         "threads": options.threads,
         "core-share": cores,
         "total-pages": -(-options.kv_tokens // PAGE_TOKENS) + 1,

@@ -26,6 +26,13 @@ class Dtype(StrEnum):
     FLOAT32 = "float32"
 
 
+class WeightQuantisation(StrEnum):
+    """What the matrices of linear layers are kept as."""
+
+    OFF = "off"
+    INT8 = "int8"
+
+
 class Transport(StrEnum):
     """Ways of KV pages between processes of one machine."""
 
@@ -55,6 +62,9 @@ def up(
     ] = 0,
     redis_url: Annotated[str, typer.Option(help="redis://… of a server; empty starts an embedded one.")] = "",
     dtype: Annotated[Dtype, typer.Option(help="Type of weights and KV.")] = Dtype.BFLOAT16,
+    weight_quantisation: Annotated[
+        WeightQuantisation, typer.Option(help="int8 keeps the matrices of linear layers so: faster, and a little less exact.")
+    ] = WeightQuantisation.OFF,
     threads: Annotated[int, typer.Option(min=1, max=1024, help="Threads of each member's engine.")] = 1,
     lend_cores: Annotated[
         bool, typer.Option(help="A member's step also uses the threads of members that have nothing to compute.")
@@ -77,8 +87,8 @@ def up(
     except BadOption as error:
         raise Failure(Exit.BAD_INPUT, str(error)) from None
     options = CellOptions(
-        model, dtype, prefill, decode, routers, listen, metrics_port, redis_url, threads, lend_cores, kv_tokens, context_tokens,
-        transport, otlp_endpoint, log_level, extra,
+        model, dtype, weight_quantisation, prefill, decode, routers, listen, metrics_port, redis_url, threads, lend_cores,
+        kv_tokens, context_tokens, transport, otlp_endpoint, log_level, extra,
     )  # fmt: skip
     tell = teller(as_json)
     with_local_cell(options, tell, partial(_watch, tell), logs)

@@ -11,7 +11,6 @@ from torch.nn import functional
 from engine.backend import BackendUnfit, Registration, Setup, WholeStep
 from engine.model_weights import ModelWeights, PackedLinear
 from engine.native import packing
-from engine.native.arena import Arena
 from engine.native.build import BuildFailed
 from engine.native.instruction_sets import PLAIN, sets_here
 from engine.native.library import (
@@ -53,17 +52,17 @@ class NativeBackend:
         self._geometry = _geometry(setup)
         self._pool = _pool(setup)
         self._plan: Plan | None = None
-        self._arena = Arena()
+        self._packer = packing.Packer(setup.quantisation)
         self.name = f"{NAME} ({library.instructions.name})"
 
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
-        return packing.pack(weight, bias, self._arena)
+        return self._packer.pack(weight, bias)
 
     def pack_gate_up(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
-        return packing.pack_gate_up(weight, bias, self._arena)
+        return self._packer.pack_gate_up(weight, bias)
 
     def pack_head(self, weight: torch.Tensor) -> PackedLinear:
-        return packing.pack(weight, None, self._arena)
+        return self._packer.pack(weight, None)
 
     def begin(self, step: Step) -> None:
         self._plan = plan(step)

@@ -29,8 +29,8 @@ def _defined(*names: str) -> tuple[str, ...]:
 
 AMX = InstructionSet(
     "amx",
-    (*_defined("AMX", "BF16", "AVX512"), *_AVX512_FLAGS, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
-    _AVX512_NEEDS | {"avx512_bf16", "amx_tile", "amx_bf16"},
+    (*_defined("AMX", "BF16", "AVX512"), *_AVX512_FLAGS, "-mavx512bf16", "-mavx512vbmi", "-mamx-tile", "-mamx-bf16"),
+    _AVX512_NEEDS | {"avx512_bf16", "avx512vbmi", "amx_tile", "amx_bf16"},
 )
 AVX512_BF16 = InstructionSet(
     "avx512bf16", (*_defined("BF16", "AVX512"), *_AVX512_FLAGS, "-mavx512bf16"), _AVX512_NEEDS | {"avx512_bf16"}

@@ -52,7 +52,13 @@ class Sequences(Structure):
 
 
 class Weight(Structure):
-    _fields_ = (("panels", c_void_p), ("bias", c_void_p), ("inputs", c_int32), ("columns", c_int32))
+    _fields_ = (
+        ("panels", c_void_p),
+        ("scales", c_void_p),
+        ("bias", c_void_p),
+        ("inputs", c_int32),
+        ("columns", c_int32),
+    )
 
 
 class Product(Structure):

@@ -6,6 +6,7 @@ from torch.nn import functional
 from engine.model_weights import PackedLinear
 from engine.native.arena import Arena
 from engine.native.library import INPUT_BLOCK, PANEL, Weight
+from engine.quantisation import WeightQuantisation, quantise
 
 HALF = PANEL // 2
 
@@ -14,22 +15,35 @@ def padded(columns: int, to: int = INPUT_BLOCK) -> int:
     return -(-columns // to) * to
 
 
-def pack(weight: torch.Tensor, bias: torch.Tensor | None, arena: Arena) -> PackedLinear:
-    """weight [out, in] and bias [out] in bfloat16."""
-    outputs, inputs = weight.shape
-    return PackedLinear(_panels(weight, arena), _float_bias(bias), inputs, outputs)
+class Packer:
+    """Puts weights one behind the other into memory of its own."""
 
+    def __init__(self, quantisation: WeightQuantisation) -> None:
+        self._quantised = quantisation is WeightQuantisation.INT8
+        self._arena = Arena()
 
-def pack_gate_up(weight: torch.Tensor, bias: torch.Tensor | None, arena: Arena) -> PackedLinear:
-    """weight [2 * intermediate, in], gates then ups: half a panel of gates, then the ups of the same columns."""
-    intermediate, inputs = weight.shape[0] // 2, weight.shape[1]
-    mixed_bias = None if bias is None else _mixed(bias[:, None])[:, 0]
-    return PackedLinear(_panels(_mixed(weight), arena), _float_bias(mixed_bias), inputs, intermediate)
+    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
+        """weight [out, in] and bias [out] in bfloat16."""
+        outputs, inputs = weight.shape
+        return self._packed(weight, bias, inputs, outputs)
+
+    def pack_gate_up(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
+        """weight [2 * intermediate, in], gates then ups: half a panel of gates, then the ups of the same columns."""
+        intermediate, inputs = weight.shape[0] // 2, weight.shape[1]
+        mixed_bias = None if bias is None else _mixed(bias[:, None])[:, 0]
+        return self._packed(_mixed(weight), mixed_bias, inputs, intermediate)
+
+    def _packed(self, weight: torch.Tensor, bias: torch.Tensor | None, inputs: int, columns: int) -> PackedLinear:
+        if not self._quantised:
+            return PackedLinear(_panels(weight, self._arena), _of_outputs(bias), inputs, columns)
+        small = quantise(weight)
+        panels, scales = _panels(small.values, self._arena), _of_outputs(small.scales)
+        return PackedLinear(panels, _of_outputs(bias), inputs, columns, scales)
 
 
 def describe(packed: PackedLinear) -> Weight:
-    bias = None if packed.bias is None else packed.bias.data_ptr()
-    return Weight(packed.weight.data_ptr(), bias, padded(packed.in_features), packed.out_features)
+    scales, bias = (None if each is None else each.data_ptr() for each in (packed.scales, packed.bias))
+    return Weight(packed.weight.data_ptr(), scales, bias, padded(packed.in_features), packed.out_features)
 
 
 def _mixed(gate_up: torch.Tensor) -> torch.Tensor:
@@ -47,5 +61,8 @@ def _panels(weight: torch.Tensor, arena: Arena) -> torch.Tensor:
     return arena.empty(tuple(panels.shape), weight.dtype).copy_(panels)
 
 
-def _float_bias(bias: torch.Tensor | None) -> torch.Tensor | None:
-    return None if bias is None else functional.pad(bias.to(torch.float32), (0, padded(bias.shape[0], PANEL) - bias.shape[0]))
+def _of_outputs(values: torch.Tensor | None) -> torch.Tensor | None:
+    """[out] as float32, padded with zeros to whole panels."""
+    if values is None:
+        return None
+    return functional.pad(values.to(torch.float32), (0, padded(values.shape[0], PANEL) - values.shape[0]))

@@ -1,10 +1,11 @@
 """A prefill member on a real gRPC server, with the scripted model and the in-memory transport: what lands, how calls end."""
 
 import asyncio
+import logging
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import grpc
 import grpc.aio
@@ -282,6 +283,20 @@ async def test_an_unlike_layout_is_refused_with_both_named() -> None:
         (event,) = await world.prefill(request)
         assert event.failed.cause == "layout_mismatch" and event.failed.retryable, "another member may have this layout"
         assert "ff" * 16 in event.failed.detail and world.runner.layout.fingerprint in event.failed.detail
+
+
+async def test_a_pool_with_weights_of_another_kind_is_refused_and_the_log_names_both(caplog: pytest.LogCaptureFixture) -> None:
+    async with member() as world:
+        grant = world.reader.offer([1, 2, 3], world.frame.incarnation)
+        request = world.request([1, 2, 3], grant)
+        request.grant.layout_fingerprint = replace(world.runner.layout, weight_quantisation="int8").fingerprint
+        with caplog.at_level(logging.WARNING, "prefill"):
+            (event,) = await world.prefill(request)
+        assert event.failed.cause == "layout_mismatch"
+        for told in (event.failed.detail, caplog.text):
+            assert "weight_quantisation 'int8' there and 'off' here" in told
+        await world.at_rest()
+        assert world.runner.batches == []
 
 
 async def test_a_failing_model_fails_its_prompt_and_the_member_goes_on() -> None:

@@ -35,6 +35,12 @@ def config_of(ref: ModelRef, change: Callable[[dict[str, Any]], object]) -> None
     file.write_text(json.dumps(values))
 
 
+def test_int8_weights(tmp_path: Path) -> None:
+    ref = folder_of("gpt_neox", tmp_path)
+    with pytest.raises(UnsupportedModel, match=r"^weight_quantisation is 'int8'; gpt_neox is computed by transformers' modules"):
+        tiny_models.load(ref, weight_quantisation="int8")
+
+
 @pytest.mark.parametrize(
     ("model_type", "changes", "reason"),
     [

@@ -97,7 +97,7 @@ def test_a_whole_step_is_its_parts_bit_for_bit(tiny_ref: ModelRef, instructions:
     driver = Driver(load(tiny_ref, instructions, threads))
     driver.feed("decoding", prompt(37))
     driver.feed("going on", prompt(23, 1))
-    _compare_with_parts(
+    compare_with_parts(
         driver,
         driver.rows("decoding", prompt(1, 2)),
         driver.rows("new", prompt(50, 3)),
@@ -105,7 +105,7 @@ def test_a_whole_step_is_its_parts_bit_for_bit(tiny_ref: ModelRef, instructions:
         driver.rows("going on", prompt(20, 5)),
         driver.rows("short", prompt(1, 6)),
     )
-    _compare_with_parts(driver, driver.rows("only silent", prompt(33, 7), wants_logits=False))
+    compare_with_parts(driver, driver.rows("only silent", prompt(33, 7), wants_logits=False))
 
 
 @every_set
@@ -148,7 +148,7 @@ def test_the_parts_of_a_step_are_nearly_all_of_it(instructions: InstructionSet) 
     assert COUNTED_SHARE <= max(shares) <= 1
 
 
-def _compare_with_parts(driver: Driver, *rows: Rows) -> None:
+def compare_with_parts(driver: Driver, *rows: Rows) -> None:
     runner = driver.runner
     group = runner.layout.groups[0]
     step = build_step(
@@ -219,7 +219,7 @@ def test_the_default_model_reads_the_same_however_it_is_fed(instructions: Instru
     )
     assert same(packed[1], whole)
     assert torch.equal(pages_of(driver, "packed"), pages)
-    _compare_with_parts(driver, driver.rows("x", _text(1, 5)), driver.rows("y", _text(40, 6)), driver.rows("new", _text(129, 7)))
+    compare_with_parts(driver, driver.rows("x", _text(1, 5)), driver.rows("y", _text(40, 6)), driver.rows("new", _text(129, 7)))
 
 
 class Lent:

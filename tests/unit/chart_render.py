@@ -47,7 +47,13 @@ VALUE_SETS: dict[str, Object] = {
         "logLevel": "debug",
     },
     "claim": {
-        "model": {"name": "/var/cache/tandem/my-model", "servedName": "mine", "dtype": "float32", "pull": False},
+        "model": {
+            "name": "/var/cache/tandem/my-model",
+            "servedName": "mine",
+            "dtype": "float32",
+            "weightQuantisation": "int8",
+            "pull": False,
+        },
         "modelCache": {"existingClaim": "models", "subPath": "llm/a", "readOnly": True},
         "image": {"repository": "registry.example/tandem", "digest": "sha256:" + "0" * 64},
         "imagePullSecrets": [{"name": "registry"}],

@@ -55,9 +55,15 @@ def test_b56_the_fingerprint_covers_every_field_of_the_layout() -> None:
         "window": dataclasses.replace(behind_a_window, window=65),
     }
     assert set(others) == {field.name for field in dataclasses.fields(GroupLayout)}, "a new field must be in the fingerprint too"
-    assert {field.name for field in dataclasses.fields(Layout)} == {"model_snapshot", "groups", "positions"}
+    assert {field.name for field in dataclasses.fields(Layout)} == {
+        "model_snapshot",
+        "groups",
+        "positions",
+        "weight_quantisation",
+    }
     layouts = [Layout("snapshot", (group,)) for group in (GROUP, behind_a_window, *others.values())]
     layouts += [Layout("other", (GROUP,)), Layout("snapshot", (GROUP, GROUP)), Layout("snapshot", (GROUP,), "positions")]
+    layouts += [dataclasses.replace(layout, weight_quantisation="int8")]
     # Of several groups each counts, and their order.
     layouts += [Layout("snapshot", (GROUP, group)) for group in (behind_a_window, *others.values())]
     layouts += [Layout("snapshot", (group, GROUP)) for group in (behind_a_window, *others.values())]

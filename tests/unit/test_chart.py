@@ -113,6 +113,7 @@ def test_members_of_both_pools_have_one_layout_and_a_transport(name: str) -> Non
     values = merged(VALUE_SETS[name])
     for role in roles_in(name)[1:]:
         settings = settings_of(name, role)
+        assert settings.weight_quantisation == values["model"]["weightQuantisation"]
         assert (settings.dtype, settings.page_tokens) == (values["model"]["dtype"], values["model"]["pageTokens"])
         assert (settings.transport, settings.net_devices, settings.transfer_ports) == ("tcp", "eth0", "20000-20255")
         assert settings.total_pages == values[role]["totalPages"]

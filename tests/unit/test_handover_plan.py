@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.layout import GroupKind, GroupLayout, Layout
 from kv_transfer.offer import BadGrant, LayoutMismatch, grant_from_proto, grant_to_proto
 from kv_transfer.plan import (
     TRANSFER_BYTES_MAX,
@@ -18,6 +19,7 @@ from kv_transfer.plan import (
     part_count,
     plan,
 )
+from member.kv_layout import layout_view
 from tests.unit.handover_values import FINGERPRINT, PAGE_BYTES, READER_BASE, ROW_BYTES, WRITER_BASE, grant, layout, source
 
 
@@ -94,6 +96,17 @@ def test_b56_unlike_layouts_are_refused_with_both_named():
         plan(grant(), dataclasses.replace(source(), layout=dataclasses.replace(layout(), fingerprint="cd" * 16)))
     with pytest.raises(BadGrant, match="unit_bytes"):
         plan(grant(), source(page_bytes=(PAGE_BYTES * 2,)))
+
+
+def test_pools_whose_weights_are_quantised_unlike_are_refused_with_both_named():
+    plain = Layout("snapshot", (GroupLayout(GroupKind.FULL, 30, 3, 64, 16, "bfloat16"),))
+    quantised = dataclasses.replace(plain, weight_quantisation="int8")
+    message = grant_to_proto(dataclasses.replace(grant(), layout_fingerprint=quantised.fingerprint))
+    assert grant_from_proto(message, layout_view(quantised)).layout_fingerprint == quantised.fingerprint
+    named = "weight_quantisation 'int8' there and 'off' here.*: start both pools with one .*weight_quantisation"
+    with pytest.raises(LayoutMismatch, match=named) as caught:
+        grant_from_proto(message, layout_view(plain))
+    assert quantised.fingerprint in str(caught.value) and plain.fingerprint in str(caught.value)
 
 
 def test_a_page_that_has_left_its_window_can_not_be_asked_for():

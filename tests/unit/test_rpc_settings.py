@@ -35,6 +35,14 @@ def test_the_file_may_be_named_by_a_variable(tmp_path):
     assert load_settings(Example, [], {"TANDEM_CONFIG": str(config)}).loud
 
 
+def test_members_are_told_how_weights_are_kept():
+    given = ["--listen", "127.0.0.1:0"]
+    assert load_settings(MemberSettings, given, {}).weight_quantisation == "off"
+    assert load_settings(MemberSettings, [*given, "--weight-quantisation", "int8"], {}).weight_quantisation == "int8"
+    with pytest.raises(SettingsError, match="flag --weight-quantisation is 'int4'; it must be one of off, int8"):
+        load_settings(MemberSettings, [*given, "--weight-quantisation", "int4"], {})
+
+
 def test_lists_booleans_and_none():
     assert load_settings(Example, [*URL, "--peers", "a, b,"], {}).peers == ("a", "b")
     assert load_settings(Example, [*URL, "--loud"], {}).loud

@@ -42,6 +42,7 @@ spec:
           args:
             {{- include "tandem.serverArgs" $own | nindent 12 }}
             - "--dtype={{ $values.model.dtype }}"
+            - "--weight-quantisation={{ $values.model.weightQuantisation }}"
             - "--context-tokens={{ int $values.model.contextTokens }}"
             - "--page-tokens={{ int $values.model.pageTokens }}"
             - "--total-pages={{ int $pool.totalPages }}"

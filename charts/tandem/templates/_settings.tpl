@@ -48,6 +48,7 @@ metrics_port: metrics.port
 model: model.name
 served_model_name: model.servedName
 dtype: model.dtype
+weight_quantisation: model.weightQuantisation
 context_tokens: model.contextTokens
 page_tokens: model.pageTokens
 log_level: logLevel

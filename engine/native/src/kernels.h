@@ -63,18 +63,28 @@ enum class Finish : int32_t {
     FLOAT = 3,   // float32 as they are
 };
 
+constexpr int PANEL = 32;        // outputs in a panel
+constexpr int INPUT_BLOCK = 32;  // inputs in a tile
+
 // A weight [outputs, inputs] in panels of 32 outputs: [panel][inputs / 32][half panel][input pair][16 outputs][2 inputs], so
 // that a half panel of 32 inputs is one tile of the matrix unit and a row of it one vector. Inputs and outputs are padded
 // with zeros. For SWIGLU the first half of a panel holds gates, the second half the ups of the same columns.
+//
+// Panels of bfloat16; with scales they are int8, in the same order, and an output's sum is multiplied with its scale. Every
+// int8 is a bfloat16 as it is, so the sums are made as of other weights.
 struct Weight {
-    const bf16* panels;
-    const float* bias;  // one number for each padded output, in the order of the panels; or null
-    int32_t inputs;     // padded to a multiple of 32
-    int32_t columns;    // of the result
-};
+    const void* panels;
+    const float* scales;  // one number for each padded output, in the order of the panels; or null
+    const float* bias;    // the same
+    int32_t inputs;       // padded to a multiple of 32
+    int32_t columns;      // of the result
 
-constexpr int PANEL = 32;       // outputs in a panel
-constexpr int INPUT_BLOCK = 32; // inputs in a tile
+    // Where a panel begins. Element: bf16, or int8_t where there are scales.
+    template <typename Element>
+    const Element* panel(int64_t index) const {
+        return static_cast<const Element*>(panels) + index * PANEL * inputs;
+    }
+};
 
 // x: [rows, inputs], rows x_stride elements apart; what pads its rows must be zero.
 struct Product {
@@ -98,7 +108,7 @@ class Turn {
     alignas(64) std::atomic<int> next_{0};
 };
 
-// out = finish(x * weight^T + bias). turn: reset, and the same for all parts; may be null for one part.
+// out = finish(x * weight^T * scales + bias). turn: reset, and the same for all parts; may be null for one part.
 void linear(const Weight& weight, const Product& product, Turn* turn, int parts);
 
 // x / sqrt(mean(x^2) + eps) * weight for each row of `columns`.

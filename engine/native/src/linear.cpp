@@ -17,15 +17,54 @@ constexpr int PAIR_ELEMENTS = 2 * LANES;
 constexpr int TILE_ELEMENTS = LANES * PAIR_ELEMENTS;
 constexpr int PREFETCH_ELEMENTS = 4096;
 constexpr int BLOCK_PANELS = 8;  // that are taken at a time
+constexpr int WIDE_ELEMENTS = 128 * 1024;  // of one panel, widened: a part of the second-level cache
+
+// Two inputs of sixteen outputs as they are multiplied: pairs of bfloat16, or both as floats.
+#if TANDEM_BF16
+using Pair = __m512bh;
+
+static inline Pair load_pair(const bf16* weights) { return (__m512bh)_mm512_loadu_si512(weights); }
+
+static inline __m512 floats(const int8_t* from) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+}
+
+static inline Pair load_pair(const int8_t* weights) { return _mm512_cvtne2ps_pbh(floats(weights + LANES), floats(weights)); }
+
+static inline void store_pair(bf16* to, Pair pair) { _mm512_storeu_si512(to, (__m512i)pair); }
 
 // sums += x[0] * weights[.., 0] + x[1] * weights[.., 1] for sixteen outputs.
-#if TANDEM_BF16
-static inline f32x16 add_pair(f32x16 sums, const bf16* x, const bf16* weights) {
+static inline f32x16 add_pair(f32x16 sums, const bf16* x, Pair weights) {
     int32_t pair;
     std::memcpy(&pair, x, sizeof pair);
-    return (f32x16)_mm512_dpbf16_ps((__m512)sums, (__m512bh)_mm512_loadu_si512(weights), (__m512bh)_mm512_set1_epi32(pair));
+    return (f32x16)_mm512_dpbf16_ps((__m512)sums, weights, (__m512bh)_mm512_set1_epi32(pair));
 }
 #else
+struct Pair {
+    f32x16 even, odd;
+};
+
+static inline Pair load_pair(const bf16* weights) {
+    u32x16 pairs;
+    std::memcpy(&pairs, weights, sizeof pairs);
+    return {(f32x16)(pairs << 16), (f32x16)(pairs & 0xffff0000u)};
+}
+
+static inline Pair load_pair(const int8_t* weights) {
+    typedef int16_t i16x16 __attribute__((vector_size(32)));
+    i16x16 narrow;
+    std::memcpy(&narrow, weights, sizeof narrow);
+    const i32x16 both = __builtin_convertvector(narrow, i32x16);
+    const i32x16 even = (i32x16)((u32x16)both << 24) >> 24, odd = both >> 8;
+    return {__builtin_convertvector(even, f32x16), __builtin_convertvector(odd, f32x16)};
+}
+
+// The lower half of such a float is zero.
+static inline void store_pair(bf16* to, const Pair& pair) {
+    const u32x16 both = (u32x16)pair.even >> 16 | (u32x16)pair.odd;
+    std::memcpy(to, &both, sizeof both);
+}
+
 static inline float widen_one(bf16 value) {
     uint32_t bits = static_cast<uint32_t>(value) << 16;
     float wide;
@@ -33,28 +72,28 @@ static inline float widen_one(bf16 value) {
     return wide;
 }
 
-static inline f32x16 add_pair(f32x16 sums, const bf16* x, const bf16* weights) {
-    u32x16 pairs;
-    std::memcpy(&pairs, weights, sizeof pairs);
-    sums = multiply_add((f32x16)(pairs << 16), splat(widen_one(x[0])), sums);
-    return multiply_add((f32x16)(pairs & 0xffff0000u), splat(widen_one(x[1])), sums);
+// sums += x[0] * weights[.., 0] + x[1] * weights[.., 1] for sixteen outputs.
+static inline f32x16 add_pair(f32x16 sums, const bf16* x, const Pair& weights) {
+    sums = multiply_add(weights.even, splat(widen_one(x[0])), sums);
+    return multiply_add(weights.odd, splat(widen_one(x[1])), sums);
 }
 #endif
 
-template <int ROWS>
-void multiply(const Weight& weight, const Product& product, int panel, int row) {
+// Element: of the panel that `weights` is, bf16 or int8_t.
+template <typename Element, int ROWS>
+void multiply(const Weight& weight, const Element* weights, const Product& product, int panel, int row) {
     f32x16 sums[ROWS][2] = {};
-    const bf16* weights = weight.panels + static_cast<int64_t>(panel) * PANEL * weight.inputs;
     const bf16* x = product.x + row * product.x_stride;
     for (int input = 0; input < weight.inputs; input += INPUT_BLOCK, weights += 2 * TILE_ELEMENTS) {
         for (int pair = 0; pair < INPUT_BLOCK / 2; ++pair) {
-            const bf16* first = weights + pair * PAIR_ELEMENTS;
-            __builtin_prefetch(first + PREFETCH_ELEMENTS);
-            __builtin_prefetch(first + TILE_ELEMENTS + PREFETCH_ELEMENTS);
+            const Element* from = weights + pair * PAIR_ELEMENTS;
+            __builtin_prefetch(from + PREFETCH_ELEMENTS);
+            __builtin_prefetch(from + TILE_ELEMENTS + PREFETCH_ELEMENTS);
+            const Pair first = load_pair(from), second = load_pair(from + TILE_ELEMENTS);
             for (int each = 0; each < ROWS; ++each) {
                 const bf16* values = x + each * product.x_stride + input + 2 * pair;
                 sums[each][0] = add_pair(sums[each][0], values, first);
-                sums[each][1] = add_pair(sums[each][1], values, first + TILE_ELEMENTS);
+                sums[each][1] = add_pair(sums[each][1], values, second);
             }
         }
     }
@@ -66,11 +105,43 @@ void multiply(const Weight& weight, const Product& product, int panel, int row) 
     finish_rows(weight, product, panel, row, ROWS, halves[0][0], halves[1][0]);
 }
 
-template <int ROWS>
-void multiply_rest(const Weight& weight, const Product& product, int panel, int row) {
+template <typename Element, int ROWS>
+void multiply_rest(const Weight& weight, const Element* weights, const Product& product, int panel, int row) {
     if constexpr (ROWS > 0) {
-        if (product.rows - row == ROWS) return multiply<ROWS>(weight, product, panel, row);
-        multiply_rest<ROWS - 1>(weight, product, panel, row);
+        if (product.rows - row == ROWS) return multiply<Element, ROWS>(weight, weights, product, panel, row);
+        multiply_rest<Element, ROWS - 1>(weight, weights, product, panel, row);
+    }
+}
+
+template <typename Element>
+void multiply_all(const Weight& weight, const Element* weights, const Product& product, int panel) {
+    int row = 0;
+    for (; row + ROWS_AT_ONCE <= product.rows; row += ROWS_AT_ONCE)
+        multiply<Element, ROWS_AT_ONCE>(weight, weights, product, panel, row);
+    multiply_rest<Element, ROWS_AT_ONCE - 1>(weight, weights, product, panel, row);
+}
+
+void take_panels(const Weight& weight, const Product& product, Share share) {
+    for (int panel = share.begin; panel < share.end; ++panel)
+        multiply_all(weight, weight.panel<bf16>(panel), product, panel);
+}
+
+// Rows that are computed in several turns share a panel that was widened once, where it is not too long for that.
+void take_small_panels(const Weight& weight, const Product& product, Share share) {
+    alignas(64) bf16 wide[WIDE_ELEMENTS];
+    const int elements = PANEL * weight.inputs;
+    const bool shared = product.rows > ROWS_AT_ONCE && elements <= WIDE_ELEMENTS;
+    for (int panel = share.begin; panel < share.end; ++panel) {
+        const int8_t* stored = weight.panel<int8_t>(panel);
+        if (!shared) {
+            multiply_all(weight, stored, product, panel);
+            continue;
+        }
+        for (int at = 0; at < elements; at += PAIR_ELEMENTS) {
+            __builtin_prefetch(stored + at + PREFETCH_ELEMENTS);
+            store_pair(wide + at, load_pair(stored + at));
+        }
+        multiply_all(weight, static_cast<const bf16*>(wide), product, panel);
     }
 }
 
@@ -78,13 +149,8 @@ void multiply_rest(const Weight& weight, const Product& product, int panel, int 
 
 void linear(const Weight& weight, const Product& product, Turn* turn, int parts) {
     Claims claims(turn, panels_of(weight, product.finish), BLOCK_PANELS, parts);
-    for (Share share = claims.next(); share.begin < share.end; share = claims.next()) {
-        for (int panel = share.begin; panel < share.end; ++panel) {
-            int row = 0;
-            for (; row + ROWS_AT_ONCE <= product.rows; row += ROWS_AT_ONCE) multiply<ROWS_AT_ONCE>(weight, product, panel, row);
-            multiply_rest<ROWS_AT_ONCE - 1>(weight, product, panel, row);
-        }
-    }
+    for (Share share = claims.next(); share.begin < share.end; share = claims.next())
+        (weight.scales ? take_small_panels : take_panels)(weight, product, share);
 }
 
 }  // namespace tandem

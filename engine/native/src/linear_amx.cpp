@@ -3,21 +3,18 @@
 #if TANDEM_AMX
 
 #include <algorithm>
+#include <type_traits>
 
-#include "amx.h"
 #include "claims.h"
 #include "linear_finish.h"
+#include "panels_amx.h"
 
 namespace tandem {
 namespace {
 
-constexpr int TILE_ROWS = 16;
-constexpr int TILE_ELEMENTS = 512;
-constexpr int TILE_BYTES = 1024;
-constexpr int LINE_BYTES = 64;
 // Weights that stay in the second-level cache while all rows pass by, and those that come next beside them.
 constexpr int64_t BLOCK_BYTES = 256 * 1024;
-constexpr int64_t STREAM_AHEAD = 6 * 1024;  // elements
+constexpr int64_t BLOCK_OF_PANELS = BLOCK_BYTES / static_cast<int64_t>(sizeof(bf16));  // elements
 constexpr int HALF_SUMS = TILE_ROWS * LANES;
 constexpr int GROUP_SUMS = 2 * HALF_SUMS;
 
@@ -32,29 +29,13 @@ void configure(int tile_rows) {
     load_tile_config(config);
 }
 
-static inline void prefetch_block(const bf16* weights) {
-    const char* from = reinterpret_cast<const char*>(weights);
-    for (int line = 0; line < 2 * TILE_BYTES; line += LINE_BYTES) _mm_prefetch(from + line, _MM_HINT_T0);
-}
-
-// Where a stream of weights is, so far ahead: behind the end of a block the next one begins.
-struct Stream {
-    const bf16* end;   // of the block
-    const bf16* next;  // the block behind it
-
-    const bf16* ahead(const bf16* weights) const {
-        const bf16* from = weights + STREAM_AHEAD;
-        return from < end ? from : next + (from - end);
-    }
-};
-
 // What comes behind a block of weights, fetched into the second-level cache bit by bit while the block is used: the next block,
 // or the weight that lies behind this one (see engine/native/arena.py). Fetching from where nothing lies does nothing.
 class Ahead {
   public:
     // bytes: of what comes next, over so many steps.
-    void begin(const bf16* from, int64_t bytes, int64_t steps) {
-        at_ = reinterpret_cast<const char*>(from);
+    void begin(const char* from, int64_t bytes, int64_t steps) {
+        at_ = from;
         end_ = at_ + bytes;
         step_bytes_ = (bytes / steps + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES;
     }
@@ -125,9 +106,9 @@ class Finisher {
 
 // The sums of one panel for one or two groups of rows, written to sums[group][half][row][16]. `between` is called between the
 // inputs, for work that other units do meanwhile.
-template <bool TWO, bool PREFETCH, class Between>
-static inline void multiply(const bf16* weights, const bf16* first, const bf16* second, int64_t x_stride, int blocks,
-                            const Stream& stream, float* sums, Between between) {
+template <bool TWO, class Tiles, class Between>
+static inline void multiply(const Tiles& tiles, const bf16* first, const bf16* second, int64_t x_stride, int blocks, float* sums,
+                            Between between) {
     const int64_t stride = x_stride * static_cast<int64_t>(sizeof(bf16));
     _tile_zero(0);
     _tile_zero(1);
@@ -136,7 +117,7 @@ static inline void multiply(const bf16* weights, const bf16* first, const bf16* 
         _tile_zero(3);
     }
     for (int block = 0; block < blocks; ++block) {
-        if constexpr (PREFETCH) prefetch_block(stream.ahead(weights));
+        const bf16* weights = tiles.block(block);
         _tile_loadd(4, first + block * INPUT_BLOCK, stride);
         _tile_loadd(6, weights, LINE_BYTES);
         _tile_dpbf16ps(0, 4, 6);
@@ -147,7 +128,6 @@ static inline void multiply(const bf16* weights, const bf16* first, const bf16* 
             _tile_dpbf16ps(2, 5, 6);
             _tile_dpbf16ps(3, 5, 7);
         }
-        weights += 2 * TILE_ELEMENTS;
         between();
     }
     _tile_stored(0, sums, LINE_BYTES);
@@ -159,24 +139,35 @@ static inline void multiply(const bf16* weights, const bf16* first, const bf16* 
     tile_fence();
 }
 
-// A product by one part: blocks of panels, and for each all rows.
-template <Finish FINISH>
+// A block of panels that was widened, for the rows that come later.
+template <typename Element>
+struct Wide {};
+
+template <>
+struct Wide<int8_t> {
+    alignas(64) bf16 elements[BLOCK_OF_PANELS];
+};
+
+// A product by one part: blocks of panels, and for each all rows. Element: of the panels, bf16 or int8_t.
+template <Finish FINISH, typename Element>
 class Linear {
   public:
     Linear(const Weight& weight, const Product& product)
         : weight_(weight), product_(product), groups_(product.rows), finisher_(weight, product, groups_.rows),
-          panel_elements_(static_cast<int64_t>(PANEL) * weight.inputs), steps_(weight.inputs / INPUT_BLOCK) {}
+          panel_elements_(static_cast<int64_t>(PANEL) * weight.inputs), steps_(weight.inputs / INPUT_BLOCK),
+          kept_(groups_.count > 2 && panel_elements_ <= BLOCK_OF_PANELS) {}
 
     void run(Turn* turn, int parts) {
         const int count = panels_of(weight_, FINISH);
-        const int64_t panel_bytes = panel_elements_ * static_cast<int64_t>(sizeof(bf16));
-        Claims claims(turn, count, static_cast<int>(std::max<int64_t>(1, BLOCK_BYTES / panel_bytes)), parts);
+        const int64_t panel_bytes = panel_elements_ * static_cast<int64_t>(sizeof(Element));
+        Claims claims(turn, count, static_cast<int>(std::max<int64_t>(1, BLOCK_OF_PANELS / panel_elements_)), parts);
         const int64_t pairs = (groups_.count + 1) / 2;
         configure(groups_.rows);
         // The next block is taken early: it is fetched while this one is used. Behind the last one lies the next weight.
         for (Share block = claims.next(), next; block.begin < count; block = next) {
             next = claims.next();
-            stream_ = {weight_.panels + block.end * panel_elements_, weight_.panels + next.begin * panel_elements_};
+            stream_ = {reinterpret_cast<const char*>(weight_.panel<Element>(block.end)),
+                       reinterpret_cast<const char*>(weight_.panel<Element>(next.begin))};
             const int panels = block.end - block.begin;
             // With one pair of groups the weights stream as they are used.
             if (pairs > 1) ahead_.begin(stream_.next, panels * panel_bytes, panels * steps_ * pairs);
@@ -198,20 +189,34 @@ class Linear {
         }
     }
 
-    // All panels of a block for one group of rows or two.
-    template <bool TWO, bool PREFETCH>
+    // All panels of a block for one group of rows or two. FIRST: of the rows that use them.
+    template <bool TWO, bool FIRST>
     void take_panels(int group, Share panels) {
         const int row = groups_.begin(group), next = TWO ? groups_.begin(group + 1) : row;
-        const bf16* first = product_.x + row * product_.x_stride;
-        const bf16* second = product_.x + next * product_.x_stride;
         for (int panel = panels.begin; panel < panels.end; ++panel) {
-            multiply<TWO, PREFETCH>(weight_.panels + panel * panel_elements_, first, second, product_.x_stride, steps_,
-                                    stream_, finisher_.sums(), [this] {
-                                        finisher_.step();
-                                        ahead_.step();
-                                    });
+            const Element* stored = weight_.panel<Element>(panel);
+            if constexpr (std::is_same_v<Element, bf16>) {
+                multiply_rows<TWO>(StoredTiles<FIRST>(stored, stream_), row, next);
+            } else {
+                bf16* wide = wide_.elements + (kept_ ? (panel - panels.begin) * panel_elements_ : 0);
+                if (FIRST || !kept_)
+                    multiply_rows<TWO>(WidenedTiles<FIRST>(stored, steps_, wide, kept_, stream_), row, next);
+                else
+                    multiply_rows<TWO>(StoredTiles<false>(wide, stream_), row, next);
+            }
             finisher_.due(panel, row, next, TWO ? 2 : 1);
         }
+    }
+
+    // A panel for one group of rows or two, from the rows `row` and `next` on.
+    template <bool TWO, class Tiles>
+    void multiply_rows(const Tiles& tiles, int row, int next) {
+        const bf16* first = product_.x + row * product_.x_stride;
+        const bf16* second = product_.x + next * product_.x_stride;
+        multiply<TWO>(tiles, first, second, product_.x_stride, steps_, finisher_.sums(), [this] {
+            finisher_.step();
+            ahead_.step();
+        });
     }
 
     const Weight& weight_;
@@ -222,17 +227,25 @@ class Linear {
     Ahead ahead_;
     const int64_t panel_elements_;
     const int steps_;
+    const bool kept_;  // panels that were widened
+    Wide<Element> wide_;
 };
+
+template <Finish FINISH>
+void run(const Weight& weight, const Product& product, Turn* turn, int parts) {
+    if (weight.scales) return Linear<FINISH, int8_t>(weight, product).run(turn, parts);
+    Linear<FINISH, bf16>(weight, product).run(turn, parts);
+}
 
 }  // namespace
 
 void linear(const Weight& weight, const Product& product, Turn* turn, int parts) {
     if (product.rows == 0) return;
     switch (product.finish) {
-        case Finish::ROUND: return Linear<Finish::ROUND>(weight, product).run(turn, parts);
-        case Finish::ADD: return Linear<Finish::ADD>(weight, product).run(turn, parts);
-        case Finish::SWIGLU: return Linear<Finish::SWIGLU>(weight, product).run(turn, parts);
-        case Finish::FLOAT: return Linear<Finish::FLOAT>(weight, product).run(turn, parts);
+        case Finish::ROUND: return run<Finish::ROUND>(weight, product, turn, parts);
+        case Finish::ADD: return run<Finish::ADD>(weight, product, turn, parts);
+        case Finish::SWIGLU: return run<Finish::SWIGLU>(weight, product, turn, parts);
+        case Finish::FLOAT: return run<Finish::FLOAT>(weight, product, turn, parts);
     }
 }
 

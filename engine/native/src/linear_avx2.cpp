@@ -32,28 +32,43 @@ static inline __m256 second_of(__m256i pair) {
     return _mm256_castsi256_ps(_mm256_and_si256(pair, _mm256_set1_epi32(static_cast<int32_t>(0xffff0000u))));
 }
 
-static inline __m256i load_pairs(const bf16* from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); }
+// Two inputs of eight outputs as floats.
+struct Pair {
+    __m256 even, odd;
+};
+
+static inline Pair load_pair(const bf16* from) {
+    const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+    return {first_of(both), second_of(both)};
+}
+
+static inline Pair load_pair(const int8_t* from) {
+    const __m256i both = _mm256_cvtepi16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+    return {_mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(both, 24), 24)),
+            _mm256_cvtepi32_ps(_mm256_srai_epi32(both, 8))};
+}
+
+// Element: of the panels, bf16 or int8_t.
 
 // The sums of a whole panel, from the weights as they are. sums: [half panel][row][16], row_sums rows apart.
-template <int ROWS>
-void multiply_narrow(const bf16* weights, const bf16* x, int64_t x_stride, int inputs, float* first_half, float* second_half) {
+template <int ROWS, typename Element>
+void multiply_narrow(const Element* weights, const bf16* x, int64_t x_stride, int inputs, float* first_half, float* second_half) {
     __m256 sums[ROWS][4];
     for (auto& row : sums)
         for (__m256& each : row) each = _mm256_setzero_ps();
     for (int input = 0; input < inputs; input += INPUT_BLOCK, weights += 2 * TILE_ELEMENTS) {
         for (int pair = 0; pair < INPUT_BLOCK / 2; ++pair) {
-            const bf16* from = weights + pair * PAIR_ELEMENTS;
+            const Element* from = weights + pair * PAIR_ELEMENTS;
             __builtin_prefetch(from + AHEAD_ELEMENTS);
             __builtin_prefetch(from + TILE_ELEMENTS + AHEAD_ELEMENTS);
 #pragma GCC unroll 4
             for (int part = 0; part < 4; ++part) {
-                const __m256i both = load_pairs(from + part / 2 * TILE_ELEMENTS + part % 2 * LANES);
-                const __m256 even = first_of(both), odd = second_of(both);
+                const Pair both = load_pair(from + part / 2 * TILE_ELEMENTS + part % 2 * LANES);
 #pragma GCC unroll 2
                 for (int row = 0; row < ROWS; ++row) {
                     const __m256i values = pair_of(x + row * x_stride + input + 2 * pair);
-                    sums[row][part] = _mm256_fmadd_ps(even, first_of(values), sums[row][part]);
-                    sums[row][part] = _mm256_fmadd_ps(odd, second_of(values), sums[row][part]);
+                    sums[row][part] = _mm256_fmadd_ps(both.even, first_of(values), sums[row][part]);
+                    sums[row][part] = _mm256_fmadd_ps(both.odd, second_of(values), sums[row][part]);
                 }
             }
         }
@@ -65,14 +80,15 @@ void multiply_narrow(const bf16* weights, const bf16* x, int64_t x_stride, int i
 }
 
 // `inputs` inputs of a half panel as floats, [input][16].
-void widen_half_panel(const bf16* weights, int inputs, float* wide) {
+template <typename Element>
+void widen_half_panel(const Element* weights, int inputs, float* wide) {
     for (int input = 0; input < inputs; input += INPUT_BLOCK, weights += 2 * TILE_ELEMENTS)
         for (int pair = 0; pair < INPUT_BLOCK / 2; ++pair, wide += 2 * LANES) {
-            const bf16* from = weights + pair * PAIR_ELEMENTS;
+            const Element* from = weights + pair * PAIR_ELEMENTS;
             __builtin_prefetch(from + AHEAD_ELEMENTS);
-            const __m256i low = load_pairs(from), high = load_pairs(from + LANES);
-            store(wide, {first_of(low), first_of(high)});
-            store(wide + LANES, {second_of(low), second_of(high)});
+            const Pair low = load_pair(from), high = load_pair(from + LANES);
+            store(wide, {low.even, high.even});
+            store(wide + LANES, {low.odd, high.odd});
         }
 }
 
@@ -120,10 +136,11 @@ void multiply_rows(const float* wide, const bf16* x, int64_t x_stride, int input
     }
 }
 
+template <typename Element>
 void multiply_group(const Weight& weight, const Product& product, int panel, int row, int rows) {
     alignas(64) float wide[WIDE_INPUTS * LANES];
     alignas(64) float sums[2][ROW_GROUP * LANES];
-    const bf16* weights = weight.panels + static_cast<int64_t>(panel) * PANEL * weight.inputs;
+    const Element* weights = weight.panel<Element>(panel);
     const bf16* x = product.x + row * product.x_stride;
     std::memset(sums[0], 0, static_cast<size_t>(rows) * LANES * sizeof(float));
     std::memset(sums[1], 0, static_cast<size_t>(rows) * LANES * sizeof(float));
@@ -137,26 +154,26 @@ void multiply_group(const Weight& weight, const Product& product, int panel, int
     finish_rows(weight, product, panel, row, rows, sums[0], sums[1]);
 }
 
-template <int ROWS>
+template <int ROWS, typename Element>
 void multiply_few(const Weight& weight, const Product& product, int panel) {
     float halves[2][ROWS * LANES];
-    multiply_narrow<ROWS>(weight.panels + static_cast<int64_t>(panel) * PANEL * weight.inputs, product.x, product.x_stride,
-                          weight.inputs, halves[0], halves[1]);
+    multiply_narrow<ROWS>(weight.panel<Element>(panel), product.x, product.x_stride, weight.inputs, halves[0], halves[1]);
     finish_rows(weight, product, panel, 0, ROWS, halves[0], halves[1]);
 }
 
+template <typename Element>
 void take_panels(const Weight& weight, const Product& product, Share share) {
     static_assert(FEW_ROWS == 2, "one function for each");
     if (product.rows <= FEW_ROWS) {
         for (int panel = share.begin; panel < share.end; ++panel)
-            (product.rows == 1 ? multiply_few<1> : multiply_few<2>)(weight, product, panel);
+            (product.rows == 1 ? multiply_few<1, Element> : multiply_few<2, Element>)(weight, product, panel);
         return;
     }
     const int groups = (product.rows + ROW_GROUP - 1) / ROW_GROUP;
     for (int group = 0; group < groups; ++group) {
         const Share rows = share_of(product.rows, group, groups);
         for (int panel = share.begin; panel < share.end; ++panel)
-            multiply_group(weight, product, panel, rows.begin, rows.end - rows.begin);
+            multiply_group<Element>(weight, product, panel, rows.begin, rows.end - rows.begin);
     }
 }
 
@@ -165,7 +182,8 @@ void take_panels(const Weight& weight, const Product& product, Share share) {
 void linear(const Weight& weight, const Product& product, Turn* turn, int parts) {
     if (product.rows == 0) return;
     Claims claims(turn, panels_of(weight, product.finish), BLOCK_PANELS, parts);
-    for (Share share = claims.next(); share.begin < share.end; share = claims.next()) take_panels(weight, product, share);
+    for (Share share = claims.next(); share.begin < share.end; share = claims.next())
+        (weight.scales ? take_panels<int8_t> : take_panels<bf16>)(weight, product, share);
 }
 
 }  // namespace tandem

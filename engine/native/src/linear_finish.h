@@ -40,9 +40,14 @@ static void finish_panel(const Weight& weight, const Product& product, int panel
     const int left = weight.columns - column;
     const int first_count = left < LANES ? left : LANES;
     const int second_count = left - first_count < LANES ? left - first_count : LANES;
+    const float* scales = weight.scales ? weight.scales + panel * PANEL : nullptr;
     const float* bias = weight.bias ? weight.bias + panel * PANEL : nullptr;
     for (int each = 0; each < rows; ++each) {
         f32x16 one = load(first + each * LANES), two = load(second + each * LANES);
+        if (scales) {
+            one = one * load(scales);
+            two = two * load(scales + LANES);
+        }
         if (bias) {
             one = one + load(bias);
             two = two + load(bias + LANES);
