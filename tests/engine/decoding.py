@@ -164,7 +164,7 @@ class Member:
                 begun=self._make_sequence(specs[0]) if ask.earlier else None,
                 moved=ask.moved,
                 salt=ask.salt,
-                siblings=tuple(Sibling(first + place, spec) for place, spec in enumerate(specs) if place),
+                siblings=tuple(Sibling(first + place, spec) for place, spec in enumerate(specs) if place) or None,
             )
         )
         return first
