@@ -10,7 +10,8 @@ from bench.growth.member_cases import MEMBER_CASES
 from bench.growth.output_cases import OUTPUT_CASES
 from bench.growth.seat_memory import REPLAY_BYTES, seat_bytes
 
-FEW, MANY = 10, 1000
+#: More than the queue looks ahead, and a hundred times as many.
+FEW, MANY = 20, 2000
 #: A hundred times as much may cost a third more: buffers that are full, and logarithms.
 ALLOWED = 1.33
 FLAT = [case for case in (*OUTPUT_CASES, *LIVE_CASES, *MEMBER_CASES) if not case.linear]
