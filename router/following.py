@@ -208,7 +208,8 @@ def stored_end(wanted: Wanted, record: RequestRecord, next_no: int) -> int | Non
     """
     terminal = record.terminal_sequence_no
     if terminal is None:  # it failed with its router, which alone knew how far it had come
-        began = any(step.state is State.PREFILLING for step in record.transitions)
+        # Started is told with the seat, and the store may never have heard of more than the ticket.
+        began = any(step.state is State.ADMITTED for step in record.transitions)
         if began and not next_no and wanted.fingerprint is None:
             raise endings.replay_gone(wanted.request_id, 1)
         return next_no if next_no or not began else LOST_TERMINAL_NO
