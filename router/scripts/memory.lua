@@ -14,14 +14,18 @@ end
 local function unsettled_s(memory, now, settle_s, ttl_s, known)
   local run, mark = run_of_writes(), redis.call('HMGET', memory, 'made', 'run', 'settled_at')
   local made = mark[1] or string.format('%.6f', now)
-  local left_s = mark[3] and tonumber(mark[3]) - now or 0
-  if left_s < 0 or left_s > settle_s then  -- a longer time comes from a clock that was set back
+  local settled_at = tonumber(mark[3] or 0)  -- 0 once it is over: a clock that is set back brings no time back
+  local left_s = settled_at - now
+  if left_s <= 0 or left_s > settle_s then  -- a longer time comes from a clock that was set back
     left_s = 0
+    if settled_at > 0 then
+      redis.call('HSET', memory, 'settled_at', '0')
+    end
   end
   local lost = known ~= '' and made ~= known
   if mark[2] ~= run or (lost and left_s == 0) then
     left_s = (lost or mark[1]) and settle_s or 0
-    redis.call('HSET', memory, 'made', made, 'run', run, 'settled_at', string.format('%.6f', now + left_s))
+    redis.call('HSET', memory, 'made', made, 'run', run, 'settled_at', left_s > 0 and string.format('%.6f', now + left_s) or '0')
     redis.call('EXPIRE', memory, ttl_s)
   end
   return left_s, made, run

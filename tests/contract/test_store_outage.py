@@ -282,6 +282,30 @@ async def test_a_server_that_lost_its_memory_takes_no_new_id_until_it_was_told_w
         await store.close()
 
 
+async def test_a_clock_that_is_set_back_makes_no_server_forgetful(own_server: tuple[EmbeddedServer, RedisStore]) -> None:
+    """What the mark has of times is a second ahead then: in a new cell, and where a loss was made good long ago."""
+    settings = replace(own_server[1].settings, lease_s=4.0)
+    store, link = RedisStore(settings, "router-here"), RedisLink(settings)
+    memory = Keys(settings.cell).memory
+
+    async def set_back(by_s: float) -> None:
+        at = float(await link.command("test", "HGET", memory, "settled_at"))
+        if at:
+            await link.command("test", "HSET", memory, "settled_at", at + by_s)
+
+    await store.heartbeat("here:1")
+    await set_back(1.0)
+    await store.check_settled()
+    await link.command("test", "FLUSHALL")
+    assert not await settled(store)
+    await set_back(-settings.settle_s)
+    assert await settled(store), "every router had the time"
+    await set_back(settings.settle_s)
+    assert await settled(store)
+    await link.close()
+    await store.close()
+
+
 async def settled(store: RedisStore) -> bool:
     await store.heartbeat()
     try:
