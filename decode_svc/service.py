@@ -165,7 +165,9 @@ class DecodeService:
         self._servicer.open(Opener(me, tokenizer, self._grammars))
         self._metrics.gauges_from(self._gauges)
         statistics = runner.statistics
-        self._metrics.model_from(lambda: statistics().model_part_seconds, lambda: statistics().lent_steps)
+        self._metrics.model_from(
+            lambda: statistics().model_part_seconds, lambda: statistics().lent_steps, lambda: statistics().recalled_steps
+        )
         self._looking = lasting(asyncio.create_task(self._look_after(), name="decode-look-after"), self._crashed)
         self._engine.start()
 

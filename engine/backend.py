@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 
 from engine.batch import LayerMarks
+from engine.core_share import Loan
 from engine.model_weights import ModelWeights, PackedLinear
 from engine.quantisation import WeightQuantisation
 from engine.step import Step
@@ -72,10 +73,10 @@ class Setup:
 class WholeStep(Protocol):
     """A decoder step as one call."""
 
-    def __call__(self, step: Step, marks: LayerMarks | None, spare_threads: int) -> torch.Tensor:
+    def __call__(self, step: Step, marks: LayerMarks | None, loan: Loan) -> torch.Tensor:
         """Write the KV of all rows, telling the marks; float32 logits [R, vocabulary] of step.logit_rows.
 
-        spare_threads: how many it may use beside the backend's own; the result is the same, bit for bit.
+        loan: threads that it may use beside the backend's own, until they are recalled; the result is the same, bit for bit.
         """
         ...
 

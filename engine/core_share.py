@@ -2,12 +2,15 @@
 
 A prefill and a decode member beside one another have a core each, and half the time one of them has nothing to do. A member says
 that it has work by a lock on a file of its own; whoever begins a step sees who has none and uses that core too, until the step is
-over. A step's result does not depend on its threads, so nobody notices but the clock. The system drops the locks of a process
-that dies; nobody ever waits for one, so a process that stands still holds nobody up.
+over or the owner has work again: it counts in that file how often it had, which the step looks at between its operations. A
+step's result does not depend on its threads, so nobody notices but the clock. The system drops the locks of a process that dies;
+nobody ever waits for one, so a process that stands still holds nobody up.
 """
 
 import contextlib
+import ctypes
 import fcntl
+import mmap
 import os
 import time
 from collections.abc import Iterator
@@ -21,11 +24,43 @@ LOOK_EVERY_S = 1.0
 MEMBERS_MAX = 64
 
 
+_COUNT_BYTES = ctypes.sizeof(ctypes.c_uint32)
+
+
+@dataclass(frozen=True, slots=True)
+class Recall:
+    """Where an owner says that it wants its cores back: when the uint32 at `address` is not `seen` any more."""
+
+    address: int
+    seen: int
+
+    @property
+    def wanted(self) -> bool:
+        return ctypes.c_uint32.from_address(self.address).value != self.seen
+
+
+@dataclass(frozen=True, slots=True)
+class Loan:
+    """What a step may use beside its own: so many threads, until one of the owners recalls its."""
+
+    threads: int = 0
+    recalls: tuple[Recall, ...] = ()
+
+    @property
+    def recalled(self) -> bool:
+        """Whether an owner wants its cores back by now."""
+        return any(recall.wanted for recall in self.recalls)
+
+
+#: Nothing is lent.
+NO_LOAN = Loan()
+
+
 class Cores(Protocol):
     """What a runner asks for each step. Used by one thread."""
 
-    def borrowed(self) -> contextlib.AbstractContextManager[int]:
-        """While a step runs: how many threads it may use beside its own. From then on this member has work, until `rest`."""
+    def borrowed(self) -> contextlib.AbstractContextManager[Loan]:
+        """While a step runs: what it may use beside its own threads. From then on this member has work, until `rest`."""
         ...
 
     def rest(self) -> None:
@@ -36,8 +71,8 @@ class Cores(Protocol):
 class OwnCores:
     """A member that shares with nobody."""
 
-    def borrowed(self) -> contextlib.AbstractContextManager[int]:
-        return contextlib.nullcontext(0)
+    def borrowed(self) -> contextlib.AbstractContextManager[Loan]:
+        return contextlib.nullcontext(NO_LOAN)
 
     def rest(self) -> None:
         pass
@@ -45,11 +80,18 @@ class OwnCores:
 
 @dataclass(frozen=True, slots=True)
 class _Member:
-    """Open files of one member: `busy` is locked while it has work, `lent` while another one uses its threads."""
+    """Open files of one member: `busy` is locked while it has work, `lent` while another one uses its threads.
+
+    begun: how often it had work after it had none, modulo 2^32; memory of the file `busy`, which only its owner writes.
+    """
 
     busy: int
     lent: int
     threads: int
+    begun: ctypes.c_uint32
+
+    def recall(self) -> Recall:
+        return Recall(ctypes.addressof(self.begun), self.begun.value)
 
     def close(self) -> None:
         os.close(self.busy)
@@ -73,15 +115,15 @@ class CoreShare:
         self._busy = False
 
     @contextlib.contextmanager
-    def borrowed(self) -> Iterator[int]:
+    def borrowed(self) -> Iterator[Loan]:
         """See Cores."""
-        self._busy = self._busy or _lock(self._own.busy, fcntl.LOCK_EX)
+        self._begin()
         self._look()
         taken = self._take()
         try:
-            yield sum(member.threads for member in taken)
+            yield Loan(sum(member.threads for member, _ in taken), tuple(recall for _, recall in taken))
         finally:
-            for member in taken:
+            for member, _ in taken:
                 _unlock(member.lent)
 
     def rest(self) -> None:
@@ -96,18 +138,26 @@ class CoreShare:
             member.close()
         self._others.clear()
 
-    def _take(self) -> list[_Member]:
+    def _begin(self) -> None:
+        if self._busy:
+            return
+        # In this order, and the other way round in `_take`: who sees the lock free sees the count change.
+        self._busy = _lock(self._own.busy, fcntl.LOCK_EX)
+        self._own.begun.value += 1
+
+    def _take(self) -> list[tuple[_Member, Recall]]:
         room, idle = self._cores - self._own.threads, []
         for member in self._others.values():
+            recall = member.recall()
             if _lock(member.busy, fcntl.LOCK_SH):
                 _unlock(member.busy)
-                idle.append(member)
+                idle.append((member, recall))
             else:
                 room -= member.threads
         taken = []
-        for member in idle:
+        for member, recall in idle:
             if member.threads <= room and _lock(member.lent, fcntl.LOCK_EX):
-                taken.append(member)
+                taken.append((member, recall))
                 room -= member.threads
         return taken
 
@@ -128,8 +178,9 @@ def _open(folder: Path, name: str, threads: int, *, new: bool = True) -> _Member
     flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if new else 0)
     busy = os.open(folder / f"{name}.busy", flags, 0o600)
     try:
+        begun = _count(folder / f"{name}.busy", new=new)
         lent = os.open(folder / f"{name}.lent", flags, 0o600)
-    except OSError:
+    except (OSError, ValueError):
         os.close(busy)
         raise
     if new:
@@ -137,7 +188,18 @@ def _open(folder: Path, name: str, threads: int, *, new: bool = True) -> _Member
         partial = folder / f"{name}.new"
         partial.write_text(str(threads))
         partial.replace(folder / f"{name}.threads")
-    return _Member(busy, lent, threads)
+    return _Member(busy, lent, threads, begun)
+
+
+def _count(path: Path, *, new: bool) -> ctypes.c_uint32:
+    """The number in a file, as memory. Of an opening of its own: a mapping holds what it was made from, and a lock with that."""
+    file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        if new:
+            os.ftruncate(file, _COUNT_BYTES)
+        return ctypes.c_uint32.from_buffer(mmap.mmap(file, _COUNT_BYTES))
+    finally:
+        os.close(file)
 
 
 def _lock(file: int, how: int) -> bool:

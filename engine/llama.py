@@ -8,6 +8,7 @@ import torch
 
 from engine.backend import Backend
 from engine.batch import LayerMarks
+from engine.core_share import NO_LOAN, Loan
 from engine.model_weights import LayerWeights, ModelWeights, PackedLinear
 from engine.step import Step
 
@@ -33,14 +34,14 @@ class Decoder:
         self._places = tuple(places) or tuple(LayerPlace(0, layer) for layer in range(len(weights.layers)))
         self._whole_step = backends[0].whole_step(weights) if len(backends) == 1 else None
 
-    def forward(self, steps: Sequence[Step], marks: LayerMarks | None = None, spare_threads: int = 0) -> torch.Tensor:
+    def forward(self, steps: Sequence[Step], marks: LayerMarks | None = None, loan: Loan = NO_LOAN) -> torch.Tensor:
         """Write the KV of all T rows and return float32 logits [R, vocabulary] of step.logit_rows. steps: one for each KV group.
-        spare_threads: what a whole step may use beside the backend's own.
+        loan: what a whole step may use beside the backend's own threads.
 
         Past the last layer's KV only the wanted rows are computed: nothing reads the others.
         """
         if self._whole_step is not None:
-            return self._whole_step(steps[0], marks, spare_threads)
+            return self._whole_step(steps[0], marks, loan)
         return self.compose(steps, marks)
 
     @property

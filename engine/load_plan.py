@@ -8,6 +8,7 @@ import torch
 
 from engine.backend import Registry
 from engine.batch import LayerMarks
+from engine.core_share import NO_LOAN, Loan
 from engine.kv_groups import KvGroup
 from engine.quantisation import WeightQuantisation
 from engine.slab import Slab
@@ -24,10 +25,10 @@ class StepDecoder(Protocol):
         """See engine.backend.Backend."""
         ...
 
-    def forward(self, steps: Sequence[Step], marks: LayerMarks | None = None, spare_threads: int = 0) -> torch.Tensor:
+    def forward(self, steps: Sequence[Step], marks: LayerMarks | None = None, loan: Loan = NO_LOAN) -> torch.Tensor:
         """Write the KV of all rows, telling the marks; float32 logits [R, vocabulary] of the rows that want them.
 
-        steps: one for each KV group. spare_threads: what may be used beside the decoder's own.
+        steps: one for each KV group. loan: what may be used beside the decoder's own threads.
         """
         ...
 

@@ -8,6 +8,7 @@ import torch
 
 from engine.backend import Backend
 from engine.batch import LayerMarks
+from engine.core_share import NO_LOAN, Loan
 from engine.module_attention import LayerView, ModuleAttention, ModuleUnfit
 from engine.scored_attention import ScoredAttention
 from engine.step import Ints, Step
@@ -135,10 +136,10 @@ class ModuleDecoder:
         self._keeper = keeper
         self._device = device
 
-    def forward(self, steps: Sequence[Step], marks: LayerMarks | None = None, spare_threads: int = 0) -> torch.Tensor:
+    def forward(self, steps: Sequence[Step], marks: LayerMarks | None = None, loan: Loan = NO_LOAN) -> torch.Tensor:
         """Write the KV of all T rows and return float32 logits [R, vocabulary] of step.logit_rows. steps: of the one KV group.
 
-        Only the wanted rows reach the head. spare_threads are not used.
+        Only the wanted rows reach the head. The loan is not used.
         """
         (step,) = steps
         self._keeper.begin(step, marks)

@@ -40,7 +40,8 @@ class RunnerStatistics:
     """Since load: steps that ran, rows they computed, and steps that raised.
 
     model_part_seconds: where the time of steps went, by part of the model; empty where the backend does not count it.
-    lent_steps: those that used threads of other members, see engine.core_share.
+    lent_steps: those that used threads of other members, see engine.core_share. recalled_steps: those of them that had to give
+        them back before they were done.
     """
 
     steps: int
@@ -48,6 +49,7 @@ class RunnerStatistics:
     failed_steps: int
     model_part_seconds: Mapping[str, float] = field(default_factory=dict)
     lent_steps: int = 0
+    recalled_steps: int = 0
 
 
 class Runner(Protocol):
@@ -107,7 +109,7 @@ class ModelRunner:
         self._cores = cores or OwnCores()
         self._limits = tuple(limits)
         self._on_host = all(slab.data.device.type == "cpu" for slab in slabs)
-        self._steps = self._rows = self._failed_steps = self._lent_steps = 0
+        self._steps = self._rows = self._failed_steps = self._lent_steps = self._recalled_steps = 0
         self.layout = layout
         self.slabs: tuple[SlabMemory, ...] = tuple(slab.memory for slab in slabs)
         self.slab_data: tuple[torch.Tensor, ...] = tuple(slab.data for slab in slabs)
@@ -161,13 +163,14 @@ class ModelRunner:
         drafts_apart = batch.draft_tokens > 0 and not self.decoder.chunks_read_as_rows
         steps = build_steps(batch.singly() if drafts_apart else batch, self._limits)
         try:
-            with torch.inference_mode(), self._cores.borrowed() as spare_threads:
-                logits = self.decoder.forward(steps, marks if self._on_host else None, spare_threads).to("cpu")
+            with torch.inference_mode(), self._cores.borrowed() as loan:
+                logits = self.decoder.forward(steps, marks if self._on_host else None, loan).to("cpu")
         except (RuntimeError, MemoryError) as error:
             self._failed_steps += 1
             raise ModelError(f"a step of {batch.scheduled_sequences} sequences failed: {error}") from error
         self._steps += 1
-        self._lent_steps += spare_threads > 0
+        self._lent_steps += loan.threads > 0
+        self._recalled_steps += loan.recalled
         self._rows += batch.scheduled_tokens
         return logits
 
@@ -175,7 +178,8 @@ class ModelRunner:
         self._cores.rest()
 
     def statistics(self) -> RunnerStatistics:
-        return RunnerStatistics(self._steps, self._rows, self._failed_steps, self.decoder.part_seconds(), self._lent_steps)
+        seconds = self.decoder.part_seconds()
+        return RunnerStatistics(self._steps, self._rows, self._failed_steps, seconds, self._lent_steps, self._recalled_steps)
 
 
 def finite_rows(logits: torch.Tensor) -> list[bool]:

@@ -115,7 +115,9 @@ class PrefillService:
         self._servicer.open(Identity(self._frame.name, self._frame.incarnation, runner.layout.model_snapshot), source)
         self._metrics.gauges_from(self._gauges)
         statistics = runner.statistics
-        self._metrics.model_from(lambda: statistics().model_part_seconds, lambda: statistics().lent_steps)
+        self._metrics.model_from(
+            lambda: statistics().model_part_seconds, lambda: statistics().lent_steps, lambda: statistics().recalled_steps
+        )
         self._engine.start()
 
     def info(self) -> MemberInfo:

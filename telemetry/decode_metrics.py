@@ -97,6 +97,7 @@ class DecodeMetrics:
             (
                 Computed("decode_model_part_seconds_total", "Inside the model, by part of a step.", "part", counter=True),
                 Computed("decode_lent_steps_total", "Steps that used threads of members with nothing to compute.", counter=True),
+                Computed("decode_recalled_steps_total", "Those of them that gave the threads back before the end.", counter=True),
             )
         )
         self._gauges = registry.computed(
@@ -139,9 +140,18 @@ class DecodeMetrics:
             )
         )
 
-    def model_from(self, part_seconds: Callable[[], Mapping[str, float]], lent_steps: Callable[[], int]) -> None:
-        """Set who tells the seconds of each part of the model, and of steps with more threads; called in the scrape's thread."""
-        self._model.provide(lambda: {"decode_model_part_seconds_total": part_seconds(), "decode_lent_steps_total": lent_steps()})
+    def model_from(
+        self, part_seconds: Callable[[], Mapping[str, float]], lent_steps: Callable[[], int], recalled_steps: Callable[[], int]
+    ) -> None:
+        """Set who tells the seconds of each part of the model, steps with more threads, and those that gave them back early;
+        called in the scrape's thread."""
+        self._model.provide(
+            lambda: {
+                "decode_model_part_seconds_total": part_seconds(),
+                "decode_lent_steps_total": lent_steps(),
+                "decode_recalled_steps_total": recalled_steps(),
+            }
+        )
 
     def gauges_from(self, provider: Callable[[], DecodeGauges]) -> None:
         """Set who tells the gauges; called in the scrape's thread."""

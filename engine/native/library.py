@@ -3,7 +3,7 @@
 import ctypes
 import os
 from collections.abc import Mapping, Sequence
-from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
+from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from functools import cache
 from pathlib import Path
 
@@ -104,6 +104,10 @@ class Bytes(Structure):
     _fields_ = (("data", c_void_p), ("size", c_uint64))
 
 
+class Recall(Structure):
+    _fields_ = (("count", c_void_p), ("seen", c_uint32))
+
+
 Told = ctypes.CFUNCTYPE(None, c_int32)
 
 
@@ -119,6 +123,9 @@ class StepArguments(Structure):
         ("told", Told),
         ("mark_count", c_int32),
         ("marks", c_void_p),
+        ("own_threads", c_int32),
+        ("recall_count", c_int32),
+        ("recalls", POINTER(Recall)),
     )
 
 

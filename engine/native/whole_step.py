@@ -7,8 +7,9 @@ import numpy as np
 import torch
 
 from engine.batch import LayerMarks
+from engine.core_share import Loan
 from engine.model_weights import LayerWeights, ModelWeights
-from engine.native.library import Engine, Geometry, Layer, Library, Model, Pool, StepArguments, Told
+from engine.native.library import Engine, Geometry, Layer, Library, Model, Pool, Recall, StepArguments, Told
 from engine.native.packing import describe
 from engine.native.plan import plan
 from engine.step import Step
@@ -19,7 +20,7 @@ class Engines:
     their own to work in."""
 
     def __init__(self, library: Library, threads: int, own: Engine) -> None:
-        self._library, self._threads = library, threads
+        self._library, self.own_threads = library, threads
         self._by_spare = {0: own}
 
     def with_spare(self, threads: int) -> Engine:
@@ -27,7 +28,7 @@ class Engines:
         engine = self._by_spare.get(threads)
         if engine is None:
             try:
-                engine = self._library.engine(self._threads + threads)
+                engine = self._library.engine(self.own_threads + threads)
             except OSError:
                 engine = self._by_spare[0]
             self._by_spare = {**self._by_spare, threads: engine}
@@ -62,12 +63,15 @@ class NativeStep:
             head=describe(weights.head),
         )
 
-    def __call__(self, step: Step, marks: LayerMarks | None, spare_threads: int) -> torch.Tensor:
+    def __call__(self, step: Step, marks: LayerMarks | None, loan: Loan) -> torch.Tensor:
         planned = plan(step)
         teller = _Teller(planned.arguments, marks)
         logits = torch.empty((step.logit_rows.size, self._vocabulary), dtype=torch.float32)
         planned.arguments.logits = logits.data_ptr()
-        engine = self._engines.with_spare(spare_threads)
+        recalls = (Recall * len(loan.recalls))(*((each.address, each.seen) for each in loan.recalls))
+        planned.arguments.own_threads = self._engines.own_threads
+        planned.arguments.recall_count, planned.arguments.recalls = len(recalls), recalls
+        engine = self._engines.with_spare(loan.threads)
         if self._call(engine.address, byref(self._model), byref(planned.arguments)):
             raise MemoryError(f"no memory for a step of {step.positions.size} rows")
         teller.finish()

@@ -1,6 +1,7 @@
 """Whole steps of the native backend: right, equal to their parts, and the same however rows are put together."""
 
 import contextlib
+import ctypes
 import itertools
 import time
 from collections.abc import Iterator, Sequence
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from engine.batch import Batch, LayerMarks, Rows
+from engine.core_share import Loan, Recall
 from engine.native.instruction_sets import InstructionSet
 from engine.native.library import OPERATIONS
 from engine.runner import ModelError, ModelRunner
@@ -228,11 +230,12 @@ class Lent:
     def __init__(self) -> None:
         self.turns = itertools.cycle((0, 1, 2, 1))
         self.spare: list[int] = []
+        self.wanted = ctypes.c_uint32()
 
     @contextlib.contextmanager
-    def borrowed(self) -> Iterator[int]:
+    def borrowed(self) -> Iterator[Loan]:
         self.spare.append(next(self.turns))
-        yield self.spare[-1]
+        yield Loan(self.spare[-1], (Recall(ctypes.addressof(self.wanted), self.wanted.value),))
 
     def rest(self) -> None:
         pass
@@ -254,6 +257,34 @@ def test_threads_that_come_and_go_change_nothing(tiny_ref: ModelRef, instruction
     assert torch.equal(pages_of(alone, "a"), pages_of(helped, "a"))
     assert set(lent.spare) == {0, 1, 2} and helped.runner.statistics().lent_steps == 6
     assert helped.runner.statistics().model_part_seconds["qkv"] > 0
+    assert helped.runner.statistics().recalled_steps == 0
+
+
+@every_set
+def test_threads_that_are_recalled_while_a_step_runs_change_nothing(tiny_ref: ModelRef, instructions: InstructionSet) -> None:
+    """Behind each layer once; the next step has them again."""
+    lent = Lent()
+    lent.turns = itertools.cycle((1, 2))
+    settings = {"total_pages": 400, "dtype": "bfloat16", "registry": only(instructions)}
+    alone, helped = (tiny_models.load(tiny_ref, **settings, cores=cores) for cores in (None, lent))
+    told: list[int] = []
+
+    def recall(layers: int) -> None:
+        told.append(layers)
+        lent.wanted.value += 1
+
+    def step(runner: ModelRunner, marks: LayerMarks | None) -> torch.Tensor:
+        long = Rows("a", tuple(prompt(40)), 0, (tuple(range(1, 12)),), wants_logits=True)
+        short = Rows("b", tuple(prompt(9)), 0, ((12, 13, 14),), wants_logits=True)
+        return runner.run(Batch((long, short)), marks)
+
+    expected = step(alone, None)
+    layers = alone.layout.groups[0].layers
+    for layer in [*range(1, layers + 1), 1]:
+        assert same(step(helped, LayerMarks((layer,), recall)), expected)
+        assert same(step(helped, None), expected)
+    assert told == [*range(1, layers + 1), 1]
+    assert helped.statistics().recalled_steps == layers + 1
 
 
 @every_fast_set

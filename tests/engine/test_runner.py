@@ -10,6 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from engine.batch import Batch, LayerMarks, Rows
+from engine.core_share import NO_LOAN, Loan
 from engine.llama import Decoder
 from engine.runner import ModelError, ModelRunner, finite_rows
 from engine.slab import allocate_slab
@@ -155,7 +156,7 @@ class _FailingDecoder(Decoder):
     def __init__(self) -> None:
         pass
 
-    def forward(self, steps: Sequence[Step], marks: LayerMarks | None = None, spare_threads: int = 0) -> torch.Tensor:
+    def forward(self, steps: Sequence[Step], marks: LayerMarks | None = None, loan: Loan = NO_LOAN) -> torch.Tensor:
         raise RuntimeError("out of memory")
 
     def part_seconds(self) -> dict[str, float]:

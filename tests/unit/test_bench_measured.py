@@ -191,8 +191,8 @@ def test_a_profile_splits_the_model_where_its_backend_does() -> None:
     decode, prefill = DecodeMetrics(registry), PrefillMetrics(registry)
     assert model_table(sums_of([registry.text()])) == ""
     seconds = {"qkv": 1.0, "head": 0.5}
-    decode.model_from(lambda: seconds, lambda: 0)
-    prefill.model_from(dict, lambda: 0)
+    decode.model_from(lambda: seconds, lambda: 0, lambda: 0)
+    prefill.model_from(dict, lambda: 0, lambda: 0)
     before = sums_of([registry.text()])
     seconds |= {"qkv": 1.06, "head": 0.53}
     for _ in range(2):

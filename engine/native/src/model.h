@@ -27,6 +27,14 @@ struct Model {
     Weight head;
 };
 
+// An owner of lent cores wants them back when its count is not the one seen any more. It lies in memory shared with the owner.
+struct Recall {
+    const uint32_t* count;
+    uint32_t seen;
+
+    bool wanted() const { return __atomic_load_n(count, __ATOMIC_RELAXED) != seen; }
+};
+
 // The packed rows of a step and what is wanted of them. The last layer attends for the wanted rows only, each a sequence of
 // its own.
 struct Step {
@@ -41,6 +49,10 @@ struct Step {
     void (*told)(int32_t layers);
     int32_t mark_count;
     const int32_t* marks;
+    // Looked at between operations: once a core is wanted back, only the first own_threads parts go on.
+    int32_t own_threads;
+    int32_t recall_count;
+    const Recall* recalls;
 };
 
 }  // namespace tandem

@@ -17,12 +17,17 @@ void Workspace::fit(const Model& model, const Step& step, int parts) {
     qkv = take(qkv_, model.geometry.qkv_columns());
     attended = take(attended_, model.geometry.query_columns());
     middle = take(middle_, padded(model.intermediate));
-    scratch_bytes = std::max(attend_scratch_bytes(model.geometry, step.sequences, parts),
-                             attend_scratch_bytes(model.geometry, step.wanted, parts));
+    scratch_bytes = 0;
+    for (const int working : {parts, step.own_threads})
+        for (const Sequences* sequences : {&step.sequences, &step.wanted})
+            scratch_bytes = std::max(scratch_bytes, attend_scratch_bytes(model.geometry, *sequences, working));
     scratch = static_cast<char*>(scratch_.take(scratch_bytes * static_cast<size_t>(parts)));
 }
 
 namespace {
+
+// A part does not go on: its core is wanted back.
+struct Left {};
 
 class Part {
   public:
@@ -56,12 +61,23 @@ class Part {
     }
 
   private:
-    int parts() const { return threads_.count(); }
+    int parts() const { return threads_.parties(); }
 
     // All parts of an operation are done.
     void finish(Operation operation) {
-        threads_.meet();
+        meet();
         if (part_ == 0) space_.times.end(operation);
+    }
+
+    // Who may have to wait for its core at each meeting is waited for once more, then no more.
+    void meet() {
+        if (part_ == 0 && parts() > step_.own_threads && recalled()) threads_.keep(step_.own_threads);
+        threads_.meet();
+        if (part_ >= parts()) throw Left{};
+    }
+
+    bool recalled() const {
+        return std::any_of(step_.recalls, step_.recalls + step_.recall_count, [](const Recall& each) { return each.wanted(); });
     }
 
     void begin() {
@@ -127,7 +143,7 @@ class Part {
             std::memcpy(residual_, space_.normed, static_cast<size_t>(rows_ * stride_) * sizeof(bf16));
             std::memcpy(space_.attended, space_.qkv, static_cast<size_t>(rows_) * static_cast<size_t>(columns) * sizeof(bf16));
         }
-        threads_.meet();
+        meet();
     }
 
     const Model& model_;
@@ -145,7 +161,10 @@ class Part {
 }  // namespace
 
 void run_step(const Model& model, const Step& step, Workspace& space, Threads& threads, int part) {
-    Part(model, step, space, threads, part).run();
+    try {
+        Part(model, step, space, threads, part).run();
+    } catch (const Left&) {
+    }
 }
 
 }  // namespace tandem

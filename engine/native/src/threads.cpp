@@ -23,6 +23,8 @@ void Barrier::wait(int spins) {
     const unsigned round = round_.load(std::memory_order_acquire);
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == parties_) {
         arrived_.store(0, std::memory_order_relaxed);
+        parties_ = next_;
+        if (opens_) opens_->parties_ = opens_->next_ = opens_->whole_;
         {
             std::lock_guard<std::mutex> held(mutex_);
             round_.store(round + 1, std::memory_order_release);
@@ -38,7 +40,7 @@ void Barrier::wait(int spins) {
     moved_.wait(held, [&] { return round_.load(std::memory_order_acquire) != round; });
 }
 
-Threads::Threads(int count) : count_(count), barrier_(count) {
+Threads::Threads(int count) : count_(count), meeting_(count), start_(count, &meeting_) {
     threads_.reserve(static_cast<size_t>(count - 1));
     for (int part = 1; part < count; ++part) threads_.emplace_back([this, part] { serve(part); });
 }
@@ -46,29 +48,29 @@ Threads::Threads(int count) : count_(count), barrier_(count) {
 Threads::~Threads() {
     if (count_ == 1) return;
     work_ = nullptr;
-    barrier_.wait(IDLE_SPINS);
+    start_.wait(IDLE_SPINS);
     for (std::thread& thread : threads_) thread.join();
 }
 
 void Threads::meet() {
-    if (count_ > 1) barrier_.wait(STEP_SPINS);
+    if (parties() > 1) meeting_.wait(STEP_SPINS);
 }
 
 void Threads::run(Work work, void* argument) {
     work_ = work;
     argument_ = argument;
     for (Turn& turn : turns_) turn.reset();
-    meet();
+    if (count_ > 1) start_.wait(STEP_SPINS);
     work(argument, 0);
     meet();
 }
 
 void Threads::serve(int part) {
     for (;;) {
-        barrier_.wait(IDLE_SPINS);
+        start_.wait(IDLE_SPINS);
         if (!work_) return;
         work_(argument_, part);
-        meet();
+        if (part < parties()) meet();
     }
 }
 

@@ -1,4 +1,4 @@
-// A team of threads that does the parts of a step. Its count is fixed; part 0 runs in the caller.
+// A team of threads that does the parts of a step. Part 0 runs in the caller; the last ones may leave before the end.
 #pragma once
 
 #include <array>
@@ -15,11 +15,20 @@ namespace tandem {
 // Everybody waits until all have come: for so many turns by spinning, then asleep.
 class Barrier {
   public:
-    explicit Barrier(int parties) : parties_(parties) {}
+    // opens: one that is whole again behind this one; nobody may be in it then. Or null.
+    explicit Barrier(int parties, Barrier* opens = nullptr) : whole_(parties), parties_(parties), next_(parties), opens_(opens) {}
     void wait(int spins);
 
+    // Who has to come next. The same for all of them behind a wait, and for who has not to come until this is opened again.
+    int parties() const { return parties_; }
+
+    // Fewer from the end of the next wait on. By one of those who have to come, before it comes.
+    void leave(int parties) { next_ = parties; }
+
   private:
-    const int parties_;
+    const int whole_;
+    int parties_, next_;
+    Barrier* const opens_;
     std::atomic<int> arrived_{0};
     std::atomic<unsigned> round_{0};
     std::mutex mutex_;
@@ -37,11 +46,19 @@ class Threads {
 
     int count() const { return count_; }
 
-    // Calls work(argument, part) for each part in its own thread; returns when all have. One caller at a time.
+    // Calls work(argument, part) for each part in its own thread; returns when all have that did not leave. One caller at a time.
     void run(Work work, void* argument);
 
-    // For use inside `run`, by all parts: what was written before is seen by all after.
+    // The rest is for use inside `run`.
+
+    // By all parts that are left: what was written before is seen by all after.
     void meet();
+
+    // Parts from this number on have left: they return at once.
+    int parties() const { return meeting_.parties(); }
+
+    // By part 0: only the first `parts` go on behind the next meeting.
+    void keep(int parts) { meeting_.leave(parts); }
 
     // For kernel `number` of a call of `run`, reset for the first ones.
     Turn& turn(int number) { return turns_[static_cast<size_t>(number) % turns_.size()]; }
@@ -52,7 +69,8 @@ class Threads {
     const int count_;
     Work work_ = nullptr;  // null ends the threads
     void* argument_ = nullptr;
-    Barrier barrier_;
+    Barrier meeting_;
+    Barrier start_;
     std::array<Turn, 4> turns_;
     std::vector<std::thread> threads_;
 };
