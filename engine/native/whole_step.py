@@ -68,7 +68,7 @@ class NativeStep:
         teller = _Teller(planned.arguments, marks)
         logits = torch.empty((step.logit_rows.size, self._vocabulary), dtype=torch.float32)
         planned.arguments.logits = logits.data_ptr()
-        recalls = (Recall * len(loan.recalls))(*((each.address, each.seen) for each in loan.recalls))
+        recalls = (Recall * len(loan.recalls))(*(Recall(each.address, each.seen) for each in loan.recalls))
         planned.arguments.own_threads = self._engines.own_threads
         planned.arguments.recall_count, planned.arguments.recalls = len(recalls), recalls
         engine = self._engines.with_spare(loan.threads)
