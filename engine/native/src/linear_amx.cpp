@@ -105,7 +105,8 @@ class Finisher {
 };
 
 // The sums of one panel for one or two groups of rows, written to sums[group][half][row][16]. `between` is called between the
-// inputs, for work that other units do meanwhile.
+// inputs, for work that other units do meanwhile. The weights pass through the first-level cache, which the rows of x nearly
+// fill, as what is not read again soon: else they drive the rows out.
 template <bool TWO, class Tiles, class Between>
 static inline void multiply(const Tiles& tiles, const bf16* first, const bf16* second, int64_t x_stride, int blocks, float* sums,
                             Between between) {
@@ -119,9 +120,9 @@ static inline void multiply(const Tiles& tiles, const bf16* first, const bf16* s
     for (int block = 0; block < blocks; ++block) {
         const bf16* weights = tiles.block(block);
         _tile_loadd(4, first + block * INPUT_BLOCK, stride);
-        _tile_loadd(6, weights, LINE_BYTES);
+        _tile_stream_loadd(6, weights, LINE_BYTES);
         _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(7, weights + TILE_ELEMENTS, LINE_BYTES);
+        _tile_stream_loadd(7, weights + TILE_ELEMENTS, LINE_BYTES);
         _tile_dpbf16ps(1, 4, 7);
         if constexpr (TWO) {
             _tile_loadd(5, second + block * INPUT_BLOCK, stride);
