@@ -23,8 +23,7 @@ from kv_transfer.ports import (
     ReceiveFailed,
 )
 from kv_transfer.pump import PumpFull, PumpStopped, ReceivePump, SendLimits, SendPump
-from kv_transfer.pump_thread import ARMED_POLL_S, BRISK_FOR_S, BRISK_POLL_S, armed_poll_s
-from rpc import clocks
+from kv_transfer.pump_thread import ARMED_POLL_S, BRISK_FOR_S, BRISK_POLL_S, CALM_AFTER_S, CALM_POLL_S, armed_poll_s
 
 UNIT, UNITS, WAIT_S = 4096, 64, 10.0
 
@@ -115,9 +114,9 @@ def test_pushes_arrive_and_everything_happens_on_the_pumps_thread(rig):
     assert r.receive.statistics().writers == 1
 
 
-def test_a_pump_looks_again_soon_while_something_moves():
-    now = clocks.monotonic()
-    assert armed_poll_s(now + WAIT_S) == BRISK_POLL_S < ARMED_POLL_S == armed_poll_s(now - BRISK_FOR_S)
+def test_a_pump_looks_again_soon_while_something_moves_and_rarely_while_layers_are_computed():
+    waits = [armed_poll_s(still_s) for still_s in (0.0, BRISK_FOR_S, CALM_AFTER_S)]
+    assert waits == [BRISK_POLL_S, ARMED_POLL_S, CALM_POLL_S] == sorted(waits)
 
 
 def test_a_refused_connection_is_the_cause_of_the_pushes_that_need_it(rig):
