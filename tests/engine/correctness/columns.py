@@ -53,7 +53,7 @@ class Column:
 FAMILIES = (
     Family("llama", "llama", "grouped heads", (("head_dim", 32),)),
     Family("qwen3", "qwen3", "norms on heads, head size apart from the hidden size", (("head_dim", 32),)),
-    Family("mistral", "mistral-window", "a sliding window in every layer: no page stays"),
+    Family("mistral", "mistral-window", "a sliding window in every layer"),
     Family("gemma3", "gemma3", "a sliding window in some layers: two KV groups"),
     Family("deepseek", "deepseek-v3", "latent attention: one vector a token"),
 )

@@ -38,8 +38,8 @@ EDITED = SamplingParams(
 #: Most that a log-probability may differ from the reference's, as a share of the output's largest logit.
 #: Measured on one CPU: 1e-6 and 0.012 to 0.033; what one wrong page or seed does is far above.
 BOUND = {"float32": 1e-5, "bfloat16": 0.08}
-#: Most that a drawn number may be outside the reference's share of its token. Measured: 0, and 0.004 to 0.019.
-SHARE_BOUND = {"float32": 1e-5, "bfloat16": 0.05}
+#: Most that a drawn number may be outside the reference's share of its token. Measured: 0, and 0.004 to 0.075.
+SHARE_BOUND = {"float32": 1e-5, "bfloat16": 0.1}
 
 
 @cache

@@ -14,7 +14,7 @@ from tests.engine.correctness.columns import COLUMNS, FAMILIES, Column, Family, 
 from tests.engine.correctness.page import page
 from tests.engine.correctness.reference import Request
 from tests.engine.correctness.subject import GREEDY, OUTPUT_TOKENS, Subject, Tiny
-from tests.engine.correctness.table import BEYOND, CELLS, EXCUSED, NO_PREFIXES, REQUIRED, ROWS, Row
+from tests.engine.correctness.table import BEYOND, CELLS, EXCUSED, REQUIRED, ROWS, Row
 from tests.engine.native_sets import has_compiler
 from tests.engine.tiny_models import VOCABULARY, prompt
 from tests.reference import greedy
@@ -86,14 +86,6 @@ def test_a_column_that_is_excused_can_not_be_loaded(column: Column, build: Calla
         pytest.skip("no C++ compiler here")
     with pytest.raises(BackendUnfit, match="backend native"):
         Subject.load(column, build(column.family))
-
-
-@pytest.mark.slow
-def test_prefixes_are_excused_where_there_is_no_cache(load: Load) -> None:
-    for column in COLUMNS:
-        if column.engine.name == "f32":
-            without = load(column).runner.layout.prefix_keys is None
-            assert without == (EXCUSED.get(("prefix hit", column.name)) == NO_PREFIXES), column.name
 
 
 def test_the_page_is_current() -> None:
