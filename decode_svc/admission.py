@@ -104,17 +104,17 @@ def wanted(command: OpenSeat, sequence: TokenSequence) -> Wanted:
 
     A prompt whose log-probabilities are wanted is computed whole.
     """
-    given = sequence.given_token_ids
+    given, received = sequence.given_token_ids, command.prefill is not None
     if command.siblings is not None:
         # What all of them begin with.
         prompt = sequence.spec.prompt_token_ids
-        most = 0 if sequence.spec.scores_prompt else len(prompt) - (command.prefill is None)
-        return Wanted(command.salt, prompt, most)
+        most = 0 if sequence.spec.scores_prompt else len(prompt) - (not received)
+        return Wanted(command.salt, prompt, most, received)
     if command.moved:
-        return Wanted(command.salt, given[:-1], len(given) - 2)
+        return Wanted(command.salt, given[:-1], len(given) - 2, received)
     if sequence.spec.scores_prompt:
         return Wanted(command.salt, given, 0)
-    return Wanted(command.salt, given, len(given) - (command.prefill is None))
+    return Wanted(command.salt, given, len(given) - (not received), received)
 
 
 def prefix_gone(lacking: int, most: int | None) -> Refusal | None:

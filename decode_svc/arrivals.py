@@ -73,7 +73,7 @@ class Arrivals:
         if row is None:
             seat.sequence.moved_here()
             seat.move(SeatState.RUNNING)
-            self.seats.events.append(PromptReady(seat.number, seat.handover_s, 0.0, 0.0, seat.cached_tokens))
+            self.seats.events.append(PromptReady(seat.number, seat.handover_s, 0.0, 0.0, seat.holding.granted_bytes))
         elif seat.family is not None:
             self._families.landed(seat, seat.family, row)
             return

@@ -21,11 +21,13 @@ class NoLandingRow(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a seat's pages are to hold, of which a front may be here. `most_tokens`: no more is taken from the cache."""
+    """What a seat's pages are to hold, of which a front may be here. most_tokens: no more is taken from the cache. received: what
+    is not here is sent, not computed."""
 
     salt: bytes
     token_ids: Sequence[int]
     most_tokens: int
+    received: bool = False
 
 
 @dataclass(slots=True)
@@ -36,7 +38,8 @@ class Holding:
     in place of those that left a window.
 
     salt: the tenant's; empty: the seat has nothing to do with the prefix cache. keys: names of its full pages, as far as they
-    were made. indexed: so many pages at the front can be found by their keys.
+    were made. indexed: so many pages at the front can be found by their keys, those that it needs not left out. found_tokens: so
+    many of its tokens could be computed on from when its pages were promised. granted_bytes: pages that were granted for it.
     """
 
     holder: str
@@ -47,6 +50,8 @@ class Holding:
     salt: bytes = b""
     keys: list[bytes] = field(default_factory=list)
     indexed: int = 0
+    found_tokens: int = 0
+    granted_bytes: int = 0
 
     def live(self, group: int) -> int:
         """Pages held in a group."""
@@ -60,11 +65,10 @@ class Holding:
 
 @dataclass(slots=True)
 class Held:
-    """What one open grant keeps away from everybody else until its writer has stopped. gone: as in Holding."""
+    """What one open grant keeps away from everybody else until its writer has stopped."""
 
     landing_row: int | None
     pages: int
-    gone: tuple[int, ...]
     quarantined: bool = field(default=False, init=False)
 
 

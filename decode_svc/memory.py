@@ -14,8 +14,8 @@ from decode_svc.holding import Held, Holding, NoLandingRow, NoPages, Wanted, sha
 from decode_svc.host_pages import HostPages
 from engine.layout import Layout, pages_for
 from engine.page_copy import PageCopy
-from engine.pages import MAX_PAGES, NULL_PAGE, GrantedPage, PageCounts, PagePool
-from engine.prefixes import Prefixes
+from engine.pages import MAX_PAGES, NULL_PAGE, GrantedPage, PageCounts
+from engine.prefixes import Found, Prefixes, page_pools
 
 __all__ = ["DecodeMemory", "Held", "Holding", "NoLandingRow", "NoPages", "Wanted"]
 
@@ -40,8 +40,8 @@ class DecodeMemory:
     ) -> None:
         self.groups = layout.groups
         totals = [total_pages] * len(self.groups) if isinstance(total_pages, int) else total_pages
-        self.pools = tuple(PagePool(total) for _, total in zip(self.groups, totals, strict=True))
-        self.prefixes = Prefixes(self.pools, layout.prefix_keys if prefix_cache else None)
+        self.pools = page_pools(self.groups, totals)
+        self.prefixes = Prefixes(self.pools, self.groups, layout.prefix_keys if prefix_cache else None)
         self.host = HostPages(len(layout.groups), host_pages)
         self.page_bytes = tuple(group.page_bytes for group in layout.groups)
         self.page_tokens = tuple(group.page_tokens for group in layout.groups)
@@ -113,20 +113,20 @@ class DecodeMemory:
     ) -> Holding:
         """Promise the pages of `tokens` tokens, all or nothing; `kept`: pages of each group for others. Raises NoPages.
 
-        The front of `wanted` that is here is in its tables already. computed: as in `need`. shared_tokens: the full pages of so
-        many at the front come from another seat (decode_svc.branching) and are not promised.
+        What is here of `wanted`, and of use, is in its tables. computed: as in `need`. shared_tokens: the full pages of so many
+        at the front come from another seat (decode_svc.branching) and are not promised.
         """
         groups = len(self.pools)
         holding = Holding(holder, tuple([] for _ in self.pools), [0] * groups, tokens, [0] * groups)
-        most_tokens = 0
         if wanted is not None and self.prefixes.on:
-            holding.salt, most_tokens = wanted.salt, wanted.most_tokens
+            holding.salt = wanted.salt
             self.prefixes.extend(holding.keys, wanted.salt, wanted.token_ids)
+        found = self._found(holding, wanted)
         need = [
             count - shared
             for count, shared in zip(self.need(tokens, computed=computed), shareable(self.groups, shared_tokens), strict=True)
         ]
-        self._promise(holding, need, most_tokens, kept or [0] * groups)
+        self._promise(holding, need, found, kept or [0] * groups)
         self._holdings[holder] = holding
         return holding
 
@@ -196,9 +196,10 @@ class DecodeMemory:
         Returns how many of its first `most_tokens` tokens are still here; their pages are in its tables.
         """
         assert not holding.pages, f"{holding.holder} is refilled and holds {holding.pages} pages"
-        self._promise(holding, self.need(tokens, computed=computed), most_tokens, [0] * len(self.pools))
+        found = self._found(holding, Wanted(holding.salt, (), most_tokens))
+        self._promise(holding, self.need(tokens, computed=computed), found, [0] * len(self.pools))
         holding.tokens = tokens
-        return holding.indexed * self.prefixes.page_tokens
+        return holding.found_tokens
 
     def freed_by(self, holding: Holding) -> list[int]:
         """Pages of each group that could be promised to others if this seat were vacated; those it shares stay."""
@@ -246,12 +247,12 @@ class DecodeMemory:
         named = len(holding.keys)
         if full > named:
             self.prefixes.extend(holding.keys, holding.salt, known(named * size, full * size))
-        self.prefixes.remember(holding.holder, holding.indexed, holding.keys[holding.indexed : full])
+        self.prefixes.remember(holding.holder, holding.indexed, holding.keys[:full], holding.gone)
         holding.indexed = full
 
     def distrust(self, holding: Holding) -> None:
         """What is in a seat's pages can not be right: nobody finds it any more."""
-        self.prefixes.forget(holding.holder)
+        self.prefixes.forget(holding.holder, holding.keys)
         holding.salt = b""
 
     # grants
@@ -260,27 +261,29 @@ class DecodeMemory:
         self, holding: Holding, grant_id: str, tokens: int, *, with_row: bool = True
     ) -> tuple[int | None, tuple[list[GrantedPage], ...]]:
         """Offer the pages of `tokens` positions that the seat lacks, out of the promise; returns the landing row, when one is
-        wanted, and the pages.
+        wanted, and the pages, from the one after `holding.indexed` pages on.
 
-        Pages that the last position has left behind a window are null in it. Raises NoLandingRow.
+        Pages that the last position has left behind a window, and those that the seat has, are null in it. Raises NoLandingRow.
         """
         if with_row and not self._free_rows:
             raise NoLandingRow(f"all {self.landing_rows} landing rows are held")
         row = self._free_rows.popitem()[0] if with_row else None
         granted = []
-        gone = tuple(group.first_page(tokens) for group in self.groups)
-        for group, (pool, size) in enumerate(zip(self.pools, self.page_tokens, strict=True)):
-            count = pages_for(tokens, size) - max(gone[group], len(holding.tables[group]))
+        pages = 0
+        for group, (pool, layout, table) in enumerate(zip(self.pools, self.groups, holding.tables, strict=True)):
+            self.skip(holding, group, max(0, layout.first_page(tokens) - len(table)))
+            count = pages_for(tokens, layout.page_tokens) - len(table)
             self._spend(holding, group, count)
-            granted.append([GrantedPage(NULL_PAGE, 0)] * gone[group] + pool.grant(grant_id, count))
-        self._grants[grant_id] = Held(row, sum(len(pages) for pages in granted) - sum(gone), gone)
+            granted.append([GrantedPage(NULL_PAGE, 0)] * (len(table) - holding.indexed) + pool.grant(grant_id, count))
+            holding.granted_bytes += count * layout.page_bytes
+            pages += count
+        self._grants[grant_id] = Held(row, pages)
         return row, tuple(granted)
 
     def commit(self, holding: Holding, grant_id: str) -> int | None:
         """The writer is done: the pages are the seat's. Returns the landing row, if any, which stays held until `free_row`."""
         held = self._grants.pop(grant_id)
-        for group, (pool, table) in enumerate(zip(self.pools, holding.tables, strict=True)):
-            self.skip(holding, group, held.gone[group])
+        for pool, table in zip(self.pools, holding.tables, strict=True):
             table += pool.commit_grant(grant_id, holding.holder)
         return held.landing_row
 
@@ -350,22 +353,28 @@ class DecodeMemory:
             faults.append(f"landing rows: {len(rows)} are accounted for, there are {self.landing_rows}")
         return faults
 
-    def _promise(self, holding: Holding, need: Sequence[int], most_tokens: int, kept: Sequence[int]) -> None:
-        """Take what is here of the first `most_tokens` tokens, and promise the rest; both or nothing."""
-        able = holding.keys[: most_tokens // self.prefixes.page_tokens]
-        front, room = able[: self.prefixes.front(able)], self.room()
-        left = [free - others for free, others in zip(room, kept, strict=True)]
-        if not self.prefixes.fits(front, need, left):
+    def _found(self, holding: Holding, wanted: Wanted | None) -> Found:
+        if wanted is None:
+            return self.prefixes.to_compute_on(())
+        able = holding.keys[: wanted.most_tokens // self.prefixes.page_tokens]
+        return self.prefixes.to_receive(able, len(wanted.token_ids)) if wanted.received else self.prefixes.to_compute_on(able)
+
+    def _promise(self, holding: Holding, need: Sequence[int], found: Found, kept: Sequence[int]) -> None:
+        """Take what was found, and promise the rest; both or nothing."""
+        left = [free - others for free, others in zip(self.room(), kept, strict=True)]
+        if not self.prefixes.fits(found, need, left):
             short = max(zip(need, left, strict=True), key=lambda pair: pair[0] - pair[1])
             raise NoPages(short[0], max(0, short[1]))
-        if front:
-            holding.tables = self.prefixes.reuse(holding.holder, front)
-        if able:
-            self.prefixes.note(len(able), len(front))
-        holding.indexed = len(front)
-        for group, count in enumerate(pages - len(front) for pages in need):
-            holding.promised[group] += count
-            self._promised[group] += count
+        holding.indexed = holding.found_tokens = 0
+        if found.pages or any(found.spans):
+            holding.tables = self.prefixes.reuse(holding.holder, found)
+            holding.gone = [span.start for span in found.spans]
+            holding.indexed = found.complete_pages
+            holding.found_tokens = found.pages * self.prefixes.page_tokens
+        self.prefixes.note(len(found.keys), found.pages)
+        for group, (pages, span) in enumerate(zip(need, found.spans, strict=True)):
+            holding.promised[group] += pages - len(span)
+            self._promised[group] += pages - len(span)
 
     def skip(self, holding: Holding, group: int, pages: int) -> None:
         """A table begins behind so many pages, which left the window elsewhere, or never were in this one."""

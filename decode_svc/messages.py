@@ -222,13 +222,13 @@ class SeatRefused(NamedTuple):
 
 
 class PromptReady(NamedTuple):
-    """The prompt's KV is here and the first token is chosen. Seconds. cached_tokens: of what is given, how many were here."""
+    """The prompt's KV is here and the first token is chosen. Seconds. received_bytes: of pages that were written here."""
 
     seat: int
     handover_s: float
     compute_s: float
     queue_s: float
-    cached_tokens: int = 0
+    received_bytes: int = 0
 
 
 class PromptScored(NamedTuple):
@@ -276,7 +276,7 @@ class SeatPushed(NamedTuple):
 class SeatReport:
     """What is known about a seat at its end. Times are None for what did not happen; `released` counts by name.
 
-    cached_tokens: of what is given, how many were in the cache.
+    received_bytes: as in PromptReady.
     """
 
     opened_at: float
@@ -295,7 +295,7 @@ class SeatReport:
     preemptions: int
     released: Mapping[str, int]
     paused_at: float | None = None
-    cached_tokens: int = 0
+    received_bytes: int = 0
 
     @classmethod
     def unknown(cls, opened_at: float, now: float) -> "SeatReport":

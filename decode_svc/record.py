@@ -5,7 +5,6 @@ import logging
 from decode_svc.messages import PromptReady, SeatEnded, SeatEvent, SeatPushed, SeatReport
 from decode_svc.streams import SeatOrigin
 from decode_svc.worker import StepTimes
-from engine.layout import GroupLayout, pages_for
 from lifecycle.finish import COMPLETE, Cause, Ending, FinishReason
 from lifecycle.usage import Usage
 from telemetry import names
@@ -25,12 +24,10 @@ class Recorder:
         self._metrics = metrics
         self._tracing = tracing
         self._member = member
-        self._groups: tuple[GroupLayout, ...] = ()
         self._landing_bytes = 0
 
-    def open(self, groups: tuple[GroupLayout, ...], landing_bytes: int) -> None:
-        """`groups`: of the KV; `landing_bytes`: of one row of logits."""
-        self._groups = groups
+    def open(self, landing_bytes: int) -> None:
+        """`landing_bytes`: of one row of logits."""
         self._landing_bytes = landing_bytes
 
     def event(self, event: SeatEvent, origin: SeatOrigin) -> None:
@@ -65,18 +62,11 @@ class Recorder:
     def _ready(self, event: PromptReady, origin: SeatOrigin) -> None:
         if origin.prefill_member:
             self._metrics.handover.observe(event.handover_s, traceparent=origin.traceparent)
-            self._metrics.received_bytes.inc(self._handover_bytes(origin, event.cached_tokens))
+            self._metrics.received_bytes.inc(self._handover_bytes(origin, event.received_bytes))
 
-    def _handover_bytes(self, origin: SeatOrigin, cached_tokens: int) -> int:
-        """What a whole hand-over writes here: the pages of what is given that are still seen and were not here, and a row of
-        logits unless an output moved here."""
-        tokens = origin.given_tokens
-        pages = sum(
-            (pages_for(tokens, group.page_tokens) - max(group.first_page(tokens), cached_tokens // group.page_tokens))
-            * group.page_bytes
-            for group in self._groups
-        )
-        return pages if origin.moved else pages + self._landing_bytes
+    def _handover_bytes(self, origin: SeatOrigin, page_bytes: int) -> int:
+        """What a whole hand-over writes here: pages, and a row of logits unless an output moved here."""
+        return page_bytes if origin.moved else page_bytes + self._landing_bytes
 
     def _ended(self, event: SeatEnded, origin: SeatOrigin) -> None:
         ending, usage, report = event.ending, event.usage, event.report
@@ -125,7 +115,7 @@ class Recorder:
         if not report.prompt_here and report.granted_at is not None:
             begun_at = report.begun_at if report.begun_at is not None else report.granted_at
             ended_at = committed_at if committed_at is not None else report.ended_at
-            written = {names.SENT_BYTES: self._handover_bytes(origin, report.cached_tokens)} if committed_at is not None else {}
+            written = {names.SENT_BYTES: self._handover_bytes(origin, report.received_bytes)} if committed_at is not None else {}
             self._tracing.span(
                 names.SPAN_HANDOVER,
                 parent=parent,

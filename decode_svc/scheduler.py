@@ -151,7 +151,7 @@ class Scheduler:
                 if seat.state is SeatState.COMPUTING:
                     seat.remember(self.memory)
                 if self.memory.windowed:
-                    self.memory.slide(seat.holding, seat.paged_tokens, computed=seat.computes)
+                    seat.slide(self.memory)
         told = log_probs or [None] * len(tokens)
         for seat, drawn in plan.drawn_rows():
             mine = tokens[drawn.start : drawn.stop]
@@ -245,11 +245,11 @@ class Scheduler:
         if seat.state is SeatState.LANDED:
             self.seats.free_landing_row(seat)
         if seat.open.prefill is not None:
-            ready = PromptReady(seat.number, seat.handover_s, 0.0, 0.0, seat.cached_tokens)
+            ready = PromptReady(seat.number, seat.handover_s, 0.0, 0.0, seat.holding.granted_bytes)
         else:
             assert seat.begun_at is not None, f"the prompt of seat {seat.number} was computed without a first chunk"
             seat.ready_at = now
-            ready = PromptReady(seat.number, 0.0, now - seat.begun_at, seat.begun_at - seat.open.received_at, seat.cached_tokens)
+            ready = PromptReady(seat.number, 0.0, now - seat.begun_at, seat.begun_at - seat.open.received_at)
         seat.move(SeatState.RUNNING)
         if seat.family is not None:
             if seat.family.ready:

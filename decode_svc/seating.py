@@ -73,7 +73,7 @@ class Seating:
             for holding in promised:
                 self._memory.release(holding)
             return Refusal(admission.NO_PAGES, str(short), True)
-        cached = promised[0].indexed * self._memory.prefixes.page_tokens
+        cached = promised[0].found_tokens
         if command.prefill is None:
             refusal = admission.prefix_gone(len(wanted.token_ids) - cached, command.most_computed_tokens)
             if refusal is not None:

@@ -194,6 +194,11 @@ class Seat:
             tokens = min(self.kept_tokens, self.sequence.cache_tokens - self.missing_tokens)
             memory.remember(self.holding, int(tokens), self._known)
 
+    def slide(self, memory: DecodeMemory) -> None:
+        """At a step's border: pages that left a window go back. They are found as long as nobody needs their room."""
+        self.remember(memory)
+        memory.slide(self.holding, self.paged_tokens, computed=self.computes)
+
     def completed(self, n_tokens: int) -> None:
         """A step has put so many tokens into its pages."""
         if self.missing_tokens:
@@ -263,5 +268,5 @@ class Seat:
             preemptions=self.preemptions,
             released=dict(self.released),
             paused_at=self.paused_at,
-            cached_tokens=self.cached_tokens,
+            received_bytes=self.holding.granted_bytes,
         )

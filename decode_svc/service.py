@@ -156,7 +156,7 @@ class DecodeService:
         worker = DecodeWorker(runner, landing, scheduler, self.inbox, ports)
         self._engine = parts.make_engine(worker, self.inbox, self._crashed)
         self._info = describe(self._parts.model, me, runner, settings, scheduler.memory)
-        self._recorder.open(runner.layout.groups, landing.slab.unit_bytes)
+        self._recorder.open(landing.slab.unit_bytes)
         source = SourceMemory(layout_view(runner.layout), tuple(slabs[:-1]), slabs[-1], settings.content)
         self._moves.open(me.member, me.incarnation, source, sending)
         self._worker = worker

@@ -165,7 +165,7 @@ class Speculation:
         if seat.state is SeatState.RUNNING:
             self._memory.give_back(seat.holding, seat.sequence.cache_tokens)
             if self._memory.windowed:
-                self._memory.slide(seat.holding, seat.paged_tokens, computed=False)
+                seat.slide(self._memory)
         self.counts.drafted_tokens += len(drafts)
         self.counts.accepted_tokens += accepted
         self._records[seat.number].note(accepted, wrong=wrong)

@@ -114,10 +114,9 @@ class Layout:
 
     @property
     def prefix_keys(self) -> PrefixKeys | None:
-        """Makes the keys of full pages; None where the pages of a prefix do not all stay: a group has a window, or its pages
-        have another length."""
+        """Makes the keys of full pages; None where groups have pages of unlike lengths, so that no key names one of each."""
         sizes = {group.page_tokens for group in self.groups}
-        if len(sizes) != 1 or any(group.kind is GroupKind.SLIDING for group in self.groups):
+        if len(sizes) != 1:
             return None
         dtypes = ",".join(group.dtype for group in self.groups)
         identity = PrefixIdentity(self.model_snapshot, self.fingerprint, self.positions, dtypes, min(sizes))

@@ -1,7 +1,9 @@
 """The words of the page allocator: states, counts and errors. Pure."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Self
 
 #: Page ids are 32-bit in block tables and in grants.
 MAX_PAGES = 2**31 - 1
@@ -85,3 +87,9 @@ class PageCounts:
     granted: int
     quarantined: int
     pinned: int
+
+    @classmethod
+    def of(cls, in_state: Sequence[int]) -> Self:
+        """`in_state`: pages by PageState."""
+        free, owned, cached, pinned, granted, quarantined = in_state
+        return cls(sum(in_state), free, owned, cached, granted, quarantined, pinned)

@@ -44,16 +44,23 @@ class PagePool:
     A holder's full pages can be indexed by what they hold (`remember`). Nobody holds them after their holders have let go, but
     they can be held again (`reuse`), until they are given out for something else, the one let go first first.
 
+    In a windowed pool each holder is owed a page for every page that it holds, which it takes when that one leaves its window
+    (`drop_front`). So of a page that several hold, all but one take a free page out of reach (`owed_pages`).
+
     Order of handing out: the page after the holder's last one when that is free, else the least recently freed page
     and then its free neighbours, upwards first. Each stretch comes out ascending. So in a pool whose free pages are
     one stretch every allocation is one stretch, and a freed table comes back whole, whatever order it was freed in.
     """
 
-    def __init__(self, total_pages: int) -> None:
-        """`total_pages` includes the null page: 2 to MAX_PAGES."""
+    def __init__(self, total_pages: int, *, windowed: bool = False) -> None:
+        """`total_pages` includes the null page: 2 to MAX_PAGES. windowed: pages leave a window of their holders."""
         if not 2 <= total_pages <= MAX_PAGES:
             raise ValueError(f"total_pages is {total_pages}, must be 2 to {MAX_PAGES} (page 0 is never handed out)")
         self._total = total_pages
+        self._windowed = windowed
+        self._held_references = 0
+        #: Pages that a write keeps after a holder let go of them for good.
+        self._kept: set[int] = set()
         self._free = FreeList(total_pages)
         self.index = PrefixIndex(total_pages)
         self._state = bytearray(total_pages)
@@ -70,8 +77,16 @@ class PagePool:
 
     @property
     def free_pages(self) -> int:
-        """Pages that can be handed out now, those that are only kept for their content included."""
-        return len(self._free) + self.index.waiting_pages
+        """Pages that can be handed out now, those that are only kept for their content included, those that are owed not."""
+        return len(self._free) + self.index.waiting_pages - self.owed_pages
+
+    @property
+    def owed_pages(self) -> int:
+        """Free pages that holders of pages in more than one table will take instead of them. None without a window."""
+        if not self._windowed:
+            return 0
+        kept = self._in_state[PageState.OWNED] + self._in_state[PageState.PINNED]
+        return self._held_references + len(self._kept) - kept
 
     @property
     def usable_pages(self) -> int:
@@ -80,16 +95,7 @@ class PagePool:
 
     def counts(self) -> PageCounts:
         """Pages by state."""
-        count = self._in_state
-        return PageCounts(
-            total=self.usable_pages,
-            free=count[PageState.FREE],
-            owned=count[PageState.OWNED],
-            cached=count[PageState.CACHED],
-            granted=count[PageState.GRANTED],
-            quarantined=count[PageState.QUARANTINED],
-            pinned=count[PageState.PINNED],
-        )
+        return PageCounts.of(self._in_state)
 
     def state(self, page: int) -> PageState:
         """State of a page; raises WrongPageState for the null page and for ids outside the pool."""
@@ -121,20 +127,19 @@ class PagePool:
         self._need(count)
         table = self._holders.get(holder)
         pages = self._take(count, after=table[-1] if table else NULL_PAGE)
-        for page in pages:
-            self._references[page] = 1
-            self._move(page, PageState.OWNED)
+        self._own(pages)
         self._holders.setdefault(holder, []).extend(pages)
         return pages
 
     def share(self, holder: str, pages: Sequence[int]) -> None:
-        """Append pages that others own to the holder's table, with one more reference each."""
+        """Append pages that others own to the holder's table, with one more reference each. Raises OutOfPages when it would
+        be owed pages that are not there."""
         table = self._holders.get(holder, ())
         if len({*table, *pages}) != len(table) + len(pages):
             raise WrongPageState(f"holder {holder!r} would hold a page twice")
         self._require_owned(pages, "shared")
-        for page in pages:
-            self._references[page] += 1
+        self._need(len(pages) if self._windowed else 0)
+        self._refer(pages)
         self._holders.setdefault(holder, []).extend(pages)
 
     def trim(self, holder: str, keep: int) -> int:
@@ -154,7 +159,7 @@ class PagePool:
             raise WrongPageState(f"holder {holder!r} has {len(table)} pages and cannot give back its first {count}")
         given_back = table[:count]
         del table[:count]
-        self._drop_references(given_back)
+        self._drop_references(given_back, replaced=True)
 
     def release(self, holder: str) -> int:
         """End the holder: give back all its pages, last first; returns how many. Raises StaleHolder on a second call."""
@@ -170,16 +175,17 @@ class PagePool:
         if self._holders.get(holder):
             raise WrongPageState(f"holder {holder!r} has pages already: a prefix is its front")
         pages = self.index.front(keys)
+        self._need(self.price(pages))
         for page in pages:
             if self._references[page] == 0:
                 self._held_again(page)
-            self._references[page] += 1
+        self._refer(pages)
         self._holders[holder] = pages[:]
         return pages
 
-    def waiting_among(self, pages: Sequence[int]) -> int:
-        """How many of these nobody holds, so that they count as free until somebody does."""
-        return sum(self._state[page] == PageState.CACHED for page in pages)
+    def price(self, pages: Sequence[int]) -> int:
+        """How many fewer pages can be handed out once one more holds these."""
+        return len(pages) if self._windowed else sum(self._state[page] == PageState.CACHED for page in pages)
 
     def remember(self, holder: str, first: int, keys: Sequence[bytes]) -> int:
         """Index the holder's pages from its `first` on by what they hold; returns how many were new. Each is full."""
@@ -188,17 +194,20 @@ class PagePool:
             raise WrongPageState(f"holder {holder!r} has {len(table)} pages, {first + len(keys)} are to be indexed")
         return sum(self.index.add(page, key) for page, key in zip(table[first:], keys, strict=False))
 
-    def forget(self, holder: str) -> int:
-        """The content of a holder's pages is not trusted: none of them is found any more. Returns how many were."""
-        pages = [page for page in self._held(holder) if page in self.index]
+    def forget(self, holder: str, keys: Sequence[bytes] = ()) -> int:
+        """The content of a holder's pages is not trusted, nor of those by `keys`, which it may have given back: none of them is
+        found any more. Returns how many were."""
+        pages = {page for page in self._held(holder) if page in self.index}
+        pages.update(page for key in keys if (page := self.index.page(key)) is not None)
         for page in pages:
-            self.index.drop(page)
+            self._drop_content(page)
         self.index.counts.forgotten_pages += len(pages)
         return len(pages)
 
     def free_without(self, holder: str) -> int:
         """How many more pages could be handed out if this holder let go of all of its own."""
-        return sum(self._references[page] == 1 and self._pin_counts[page] == 0 for page in self._held(holder))
+        shared = self._windowed
+        return sum(self._pin_counts[page] == 0 and (shared or self._references[page] == 1) for page in self._held(holder))
 
     # Grants ----------------------------------------------------------------------------------------------------------
 
@@ -220,9 +229,7 @@ class PagePool:
         if grant.phase is not GrantPhase.OFFERED:
             raise WrongPageState(f"grant {grant_id!r} was revoked and cannot be committed")
         del self._grants[grant_id]
-        for page in grant.pages:
-            self._references[page] = 1
-            self._move(page, PageState.OWNED)
+        self._own(grant.pages)
         self._holders.setdefault(holder, []).extend(grant.pages)
         return grant.pages
 
@@ -268,7 +275,10 @@ class PagePool:
             raise StaleHolder("pin", pin_id) from None
         for page in reversed(pages):
             self._pin_counts[page] -= 1
-            if self._state[page] == PageState.PINNED and self._pin_counts[page] == 0:
+            if self._pin_counts[page] > 0:
+                continue
+            self._kept.discard(page)
+            if self._state[page] == PageState.PINNED:
                 self._let_go(page)
         return len(pages)
 
@@ -276,7 +286,6 @@ class PagePool:
 
     def check(self) -> list[str]:
         """Recount everything from the holders; one sentence for each thing that does not add up. Linear in pages."""
-        quarantined = {page for grant in self._grants.values() if grant.phase is GrantPhase.QUARANTINED for page in grant.pages}
         return recount(
             PageBooks(
                 states=self._state,
@@ -287,8 +296,10 @@ class PagePool:
                 index=self.index,
                 tables=self._holders.values(),
                 pins=self._pins.values(),
-                granted=[grant.pages for grant in self._grants.values()],
-                quarantined=quarantined,
+                grants=self._grants.values(),
+                held_references=self._held_references,
+                kept=self._kept,
+                owed=self.owed_pages if self._windowed else None,
             )
         )
 
@@ -325,32 +336,10 @@ class PagePool:
             raise OutOfPages(count, self.free_pages)
 
     def _take(self, count: int, after: int) -> list[int]:
-        """Take `count` pages out of the free list, in ascending stretches; the caller knows that there are enough."""
+        """Take `count` pages out of the free list, some of the index if need be; the caller knows that there are enough."""
         while len(self._free) < count:
             self._evict()
-        pages: list[int] = []
-        start = after + 1
-        if after == NULL_PAGE or start >= self._total or self._state[start] != PageState.FREE:
-            start = NULL_PAGE
-        while len(pages) < count:
-            start = start or self._free.oldest()
-            upwards = self._take_run(range(start, self._total), count - len(pages))
-            downwards = self._take_run(range(start - 1, 0, -1), count - len(pages) - len(upwards))
-            pages += reversed(downwards)
-            pages += upwards
-            start = NULL_PAGE
-        return pages
-
-    def _take_run(self, ids: range, most: int) -> list[int]:
-        run: list[int] = []
-        for page in ids:
-            if len(run) == most or self._state[page] != PageState.FREE:
-                break
-            self._free.remove(page)
-            # Marked at once, so that a neighbour's run cannot take it again; the caller moves it on.
-            self._move(page, PageState.OWNED)
-            run.append(page)
-        return run
+        return self._free.take(count, after)
 
     def _move(self, page: int, state: PageState) -> None:
         self._in_state[self._state[page]] -= 1
@@ -361,15 +350,29 @@ class PagePool:
         self._move(page, PageState.FREE)
         self._free.append(page)
 
-    def _drop_references(self, pages: Iterable[int]) -> None:
+    def _own(self, pages: Iterable[int]) -> None:
+        for page in pages:
+            self._move(page, PageState.OWNED)
+        self._refer(pages)
+
+    def _refer(self, pages: Iterable[int]) -> None:
+        for page in pages:
+            self._references[page] += 1
+            self._held_references += 1
+
+    def _drop_references(self, pages: Iterable[int], *, replaced: bool = False) -> None:
+        """replaced: the holder takes another page for each."""
         for page in pages:
             self._references[page] -= 1
-            if self._references[page] > 0:
-                continue
-            if self._pin_counts[page] > 0:
-                self._move(page, PageState.PINNED)
-            else:
-                self._let_go(page)
+            self._held_references -= 1
+            left, pinned = self._references[page], self._pin_counts[page] > 0
+            if pinned and not (left and replaced):
+                self._kept.add(page)
+            if left == 0:
+                if pinned:
+                    self._move(page, PageState.PINNED)
+                else:
+                    self._let_go(page)
 
     def _let_go(self, page: int) -> None:
         """Nobody holds or reads a page any more: it waits for somebody who wants its content, or is free."""
@@ -385,8 +388,12 @@ class PagePool:
         self._move(page, PageState.OWNED)
 
     def _evict(self) -> None:
-        page = self.index.oldest()
-        self.index.taken(page)
-        self.index.drop(page)
+        self._drop_content(self.index.oldest())
         self.index.counts.evicted_pages += 1
-        self._make_free(page)
+
+    def _drop_content(self, page: int) -> None:
+        """A page is not found any more; one that only waited to be is free."""
+        if self._state[page] == PageState.CACHED:
+            self.index.taken(page)
+            self._make_free(page)
+        self.index.drop(page)

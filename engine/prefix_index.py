@@ -5,7 +5,7 @@ holds wait in the order in which they were let go. Their holders let go of the l
 longest.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from engine.page_list import FreeList
@@ -38,6 +38,37 @@ class PrefixCounts:
     forgotten_pages: int = 0
 
 
+class KeyChanges:
+    """Keys that came and went since the last look. Of more than `most` everything is told anew."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._changes: dict[bytes, bool] = {}
+        self._anew = False
+
+    def __len__(self) -> int:
+        """Changes that wait to be told."""
+        return len(self._changes)
+
+    def note(self, key: bytes, *, stored: bool) -> None:
+        """A key came, or went."""
+        if self._anew:
+            return
+        if self._changes.pop(key, stored) is stored:  # a change and its undoing are nothing
+            self._changes[key] = stored
+        if len(self._changes) > self._most:
+            self._anew, self._changes = True, {}
+
+    def take(self, here: Iterable[bytes]) -> PrefixChanges:
+        """Changes since the last call; a key that came and went in between is not told. `here`: all that are here."""
+        changes, self._changes = self._changes, {}
+        if self._anew:
+            self._anew = False
+            return PrefixChanges(stored=tuple(here), anew=True)
+        stored = tuple(key for key, came in changes.items() if came)
+        return PrefixChanges(stored, tuple(key for key, came in changes.items() if not came))
+
+
 class PrefixIndex:
     """The index of one pool. The pool owns the pages' states; here is only what content has to do with."""
 
@@ -47,9 +78,8 @@ class PrefixIndex:
         self._pages: dict[bytes, int] = {}
         self._keys: dict[int, bytes] = {}
         self._waiting = FreeList.empty(total_pages)
-        self._changes: dict[bytes, bool] = {}
         self._changes_max = max(CHANGES_MIN, total_pages)
-        self._anew = False
+        self._changes = KeyChanges(self._changes_max)
 
     def __len__(self) -> int:
         """Pages that are indexed."""
@@ -84,14 +114,14 @@ class PrefixIndex:
         self._pages[key] = page
         self._keys[page] = key
         self.counts.stored_pages += 1
-        self._note(key, stored=True)
+        self._changes.note(key, stored=True)
         return True
 
     def drop(self, page: int) -> None:
         """A page's content is not to be found any more. Its pool has taken it out of those that wait."""
         key = self._keys.pop(page)
         del self._pages[key]
-        self._note(key, stored=False)
+        self._changes.note(key, stored=False)
 
     def wait(self, page: int) -> None:
         """Nobody holds this indexed page any more."""
@@ -107,12 +137,7 @@ class PrefixIndex:
 
     def take_changes(self) -> PrefixChanges:
         """What was stored and evicted since the last call; a page that came and went in between is not told."""
-        changes, self._changes = self._changes, {}
-        if self._anew:
-            self._anew = False
-            return PrefixChanges(stored=tuple(self._pages), anew=True)
-        stored = tuple(key for key, here in changes.items() if here)
-        return PrefixChanges(stored, tuple(key for key, here in changes.items() if not here))
+        return self._changes.take(self._pages)
 
     def check(self, waiting: set[int]) -> list[str]:
         """Recount; sentences about what does not add up. `waiting`: indexed pages that nobody holds, as their pool sees it."""
@@ -125,11 +150,3 @@ class PrefixIndex:
         if len(self._changes) > self._changes_max:
             faults.append(f"{len(self._changes)} changes wait to be told, above {self._changes_max}")
         return faults
-
-    def _note(self, key: bytes, *, stored: bool) -> None:
-        if self._anew:
-            return
-        if self._changes.pop(key, stored) is stored:  # a change and its undoing are nothing
-            self._changes[key] = stored
-        if len(self._changes) > self._changes_max:
-            self._anew, self._changes = True, {}

@@ -16,38 +16,44 @@ def most_pages(groups: Sequence[GroupLayout], tokens: int, step_tokens: int) -> 
 
 
 class PromptPages:
-    """Pages of one holder; `tables`, one per group, have null pages where a window has left."""
+    """Pages of one holder; `tables`, one per group, have null pages where a window has left.
+
+    gone: of each group, how many those are.
+    """
 
     def __init__(
-        self, pools: Sequence[PagePool], groups: Sequence[GroupLayout], holder: str, tokens: int, step_tokens: int
+        self,
+        pools: Sequence[PagePool],
+        groups: Sequence[GroupLayout],
+        holder: str,
+        tokens: int,
+        step_tokens: int,
+        found: tuple[list[int], ...],
     ) -> None:
-        """Takes what `most_pages` says, less what the holder has at its front already; the caller knows that there is enough."""
+        """Takes what `most_pages` says, less what the holder has found; the caller knows that there is enough."""
         self._pools = pools
         self._groups = groups
         self._holder = holder
         self._tokens = tokens
-        counts = most_pages(groups, tokens, step_tokens)
-        self.tables = tuple(_filled(pool, holder, count) for pool, count in zip(pools, counts, strict=True))
-        self._gone = [0] * len(groups)
+        self.tables = found
+        self.gone = [table.count(NULL_PAGE) for table in found]
+        for number, count in enumerate(most_pages(groups, tokens, step_tokens)):
+            end = min(self.gone[number] + count, pages_for(tokens, groups[number].page_tokens))
+            found[number].extend(pools[number].allocate(holder, end - len(found[number])))
 
     def slide(self, computed_tokens: int) -> None:
         """So many tokens are computed: what no later one sees goes back."""
         for number, (pool, group) in enumerate(zip(self._pools, self._groups, strict=True)):
-            gone, table = self._gone[number], self.tables[number]
+            gone, table = self.gone[number], self.tables[number]
             left = group.first_page(computed_tokens) - gone
             if left <= 0:
                 continue
             pool.drop_front(self._holder, left)
             table[gone : gone + left] = [NULL_PAGE] * left
-            self._gone[number] = gone + left
+            self.gone[number] = gone + left
             table += pool.allocate(self._holder, min(left, pages_for(self._tokens, group.page_tokens) - len(table)))
 
     def release(self) -> None:
         """Give everything back, once."""
         for pool in self._pools:
             pool.release(self._holder)
-
-
-def _filled(pool: PagePool, holder: str, count: int) -> list[int]:
-    here = list(pool.pages_of(holder)) if pool.holds(holder) else []
-    return here + pool.allocate(holder, count - len(here))

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from engine.batch import Batch, Rows
 from engine.layout import GroupLayout
 from engine.pages import PagePool
-from engine.prefixes import Prefixes
+from engine.prefixes import Found, Prefixes
 from kv_transfer.grant_writer import GrantWriter, PushesEnded, Transfers
 from kv_transfer.grants import AnswerNow, Draining, DuplicateGrant, Filled, GrantRevoked, GrantsFull, WriterBook, WriterOutcome
 from kv_transfer.grants import Drained as GrantDrained
@@ -41,7 +41,7 @@ class PrefillScheduler:
     ) -> None:
         """pools, groups: of each KV group; the first one keeps all pages where any does."""
         self.limits = limits
-        self.prefixes = Prefixes(pools, keys)
+        self.prefixes = Prefixes(pools, groups, keys)
         self._pools = tuple(pools)
         self._groups = tuple(groups)
         self._writer = GrantWriter(book, self._pools, self._answer_drain)
@@ -168,34 +168,32 @@ class PrefillScheduler:
     def _start(self, job: Job, blocked: Sequence[Job], now: float) -> bool:
         """Give a waiting job its pages; False when they are not there. Jobs in `blocked` are passed over by it."""
         wanted = self._wanted(job.tokens)
-        known = self._known(job)
-        if not self.prefixes.fits(known, wanted, [pool.free_pages for pool in self._pools]):
+        found = self._found(job)
+        if not self.prefixes.fits(found, wanted, [pool.free_pages for pool in self._pools]):
             return False
         if any(other.passed_over >= self.limits.max_pass_over for other in blocked):
             return False
         for other in blocked:
             other.passed_over += 1
-        self.prefixes.reuse(job.grant_id, known)
-        job.pages = PromptPages(self._pools, self._groups, job.grant_id, job.tokens, self.limits.step_tokens)
+        tables = self.prefixes.reuse(job.grant_id, found)
+        job.pages = PromptPages(self._pools, self._groups, job.grant_id, job.tokens, self.limits.step_tokens, tables)
         self._writer.begin(job.filling, job.pages.tables)
         self._leave_queue(job)
         self._computing[job.grant_id] = job
         job.phase, job.started_at, job.last_chunk_at = Phase.COMPUTING, now, now
-        self._begin_after(job, len(known), now)
+        self.prefixes.note(len(found.keys), found.pages)
+        self._begin_after(job, found.pages, now)
         return True
 
-    def _known(self, job: Job) -> list[bytes]:
-        """Keys of the pages that are here already. Never all of a prompt: its last token is computed for its logits."""
+    def _found(self, job: Job) -> Found:
+        """What is here already. Never all of a prompt: its last token is computed for its logits."""
         if job.keys is None:
             job.keys = []
             self.prefixes.extend(job.keys, job.submit.salt, job.submit.prompt_token_ids)
-        able = job.keys[: (job.tokens - 1) // self.prefixes.page_tokens]
-        return able[: self.prefixes.front(able)]
+        return self.prefixes.to_compute_on(job.keys[: (job.tokens - 1) // self.prefixes.page_tokens])
 
     def _begin_after(self, job: Job, pages: int, now: float) -> None:
         """The first `pages` pages of a job were here: they are sent at once, and computing begins behind them."""
-        assert job.keys is not None
-        self.prefixes.note(min(len(job.keys), (job.tokens - 1) // self.prefixes.page_tokens), pages)
         if pages:
             job.indexed = pages
             job.cached_tokens = job.computed_tokens = pages * self.prefixes.page_tokens
@@ -207,7 +205,7 @@ class PrefillScheduler:
         """Pages that became full can be found, whatever becomes of the job."""
         full = job.computed_tokens // self.prefixes.page_tokens
         if job.keys and full > job.indexed:
-            self.prefixes.remember(job.grant_id, job.indexed, job.keys[job.indexed : full])
+            self.prefixes.remember(job.grant_id, job.indexed, job.keys[:full], job.held.gone)
             job.indexed = full
 
     def _wanted(self, tokens: int) -> list[int]:
@@ -270,7 +268,7 @@ class PrefillScheduler:
     def distrust(self, grant_ids: Sequence[str]) -> None:
         """The last logits of these jobs are no numbers, as decode will find: nobody else is to begin with their pages."""
         for grant_id in grant_ids:
-            self.prefixes.forget(grant_id)
+            self.prefixes.forget(grant_id, self._jobs[grant_id].keys or ())
             self._jobs[grant_id].keys = []
 
     def fail_step(self, plan: StepPlan, detail: str) -> None:

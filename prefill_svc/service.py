@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import grpc
 
 from engine.landing import LandingRows
-from engine.pages import PageCounts, PagePool
+from engine.pages import PageCounts
 from engine.prefix_index import PrefixChanges
+from engine.prefixes import page_pools
 from engine.runner import Runner
 from kv_transfer.grants import WriterBook
 from kv_transfer.offer import Slab
@@ -103,7 +104,7 @@ class PrefillService:
         )
         await asyncio.to_thread(sending.start)
         self._sending = sending
-        pools = [PagePool(slab.units) for slab in runner.slabs]
+        pools = page_pools(runner.layout.groups, [slab.units for slab in runner.slabs])
         keys = runner.layout.prefix_keys if self._settings.prefix_cache else None
         limits = self._settings.scheduler_limits(context_tokens)
         scheduler = PrefillScheduler(limits, pools, groups, WriterBook(), keys)

@@ -65,6 +65,7 @@ def nearness(
     hints: PrefixHints[M], keys: Sequence[int], page_tokens: int, members: dict[str, M], place_of: Callable[[M], int | None]
 ) -> Nearness:
     """Of one pool. `members`: by name, those that can be chosen; `place_of`: the place of one of them."""
+    keys = keys[: hints.longest(keys)]
     if not keys:
         return FAR.decode
     holders = hints.holders(keys)

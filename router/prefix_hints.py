@@ -2,9 +2,12 @@
 
 A hint that is wrong, old or a lie costs time: the member that is asked looks for itself. So hints are bounded, kept as 64 bits of
 a key, and dropped without asking anybody.
+
+A member tells the last pages of prefixes that it can compute on from. Behind a window it may have lost what a shorter one needs,
+so the longest is looked for from its end.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic
 
@@ -59,13 +62,17 @@ class PrefixHints(Generic[M]):
             self._forget(member, known, key)
 
     def pages(self, member: M, keys: Sequence[int]) -> int:
-        """Pages of a prefix that a member is thought to have. Logarithmic in `keys`: who has a page has those before it."""
+        """Pages of a prefix that a member is thought to have. Linear in `keys`."""
         known = self._of.get(member)
-        return _front(known, keys) if known else 0
+        return _longest(known, keys) if known else 0
+
+    def longest(self, keys: Sequence[int]) -> int:
+        """Pages of a prefix that anybody is thought to have. Linear in `keys`."""
+        return _longest(self._holders, keys)
 
     def holders(self, keys: Sequence[int]) -> tuple[M, ...]:
         """The members that are thought to have the longest front of a prefix that anybody has; none when nobody has any."""
-        count = _front(self._holders, keys)
+        count = self.longest(keys)
         return self._holders[keys[count - 1]] if count else ()
 
     def check(self) -> list[str]:
@@ -86,13 +93,8 @@ class PrefixHints(Generic[M]):
             del self._holders[key]
 
 
-def _front(known: dict[int, None] | dict[int, tuple[M, ...]], keys: Sequence[int]) -> int:
-    """How many of `keys` from the front are known, if those that are known are a front."""
-    low, high = 0, len(keys)
-    while low < high:
-        middle = (low + high) // 2
-        if keys[middle] in known:
-            low = middle + 1
-        else:
-            high = middle
-    return low
+def _longest(known: Container[int], keys: Sequence[int]) -> int:
+    for count in range(len(keys), 0, -1):
+        if keys[count - 1] in known:
+            return count
+    return 0

@@ -10,6 +10,7 @@ import sys
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -102,14 +103,19 @@ def _settings(
 
 
 def _value(name: str) -> str:
-    """The value of `module:NAME` or the default of `module:Class.field`. Raises Unexplained when there is none."""
+    """The value of `module:NAME`, the default of `module:Class.field`, or what `module:Class.property` derives from the defaults.
+
+    Raises Unexplained when there is none.
+    """
     module, _, path = name.partition(":")
     try:
         found: Any = importlib.import_module(module)
         owner, _, field = path.rpartition(".")
         if owner:
-            fields = {one.name: one for one in dataclasses.fields(getattr(found, owner))}
-            found = fields[field].default
+            kind = getattr(found, owner)
+            defaults = {one.name: one.default for one in dataclasses.fields(kind)}
+            derived = vars(kind).get(field)
+            found = derived.fget(SimpleNamespace(**defaults)) if isinstance(derived, property) else defaults[field]
         else:
             found = getattr(found, path)
     except (ImportError, AttributeError, KeyError) as gone:

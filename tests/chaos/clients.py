@@ -11,6 +11,7 @@ from rpc.channels import client_options
 from rpc.status import details_from
 from tandem.v1 import inference_pb2 as pb
 from tandem.v1 import inference_pb2_grpc as pb_grpc
+from tests.chaos.outputs import Output, outputs_of
 from tests.chaos.plan import Manner, Order
 
 #: For everything that one client does, reconnecting included.
@@ -45,10 +46,11 @@ class Connection:
 
 @dataclass(slots=True)
 class Story:
-    """What one client got. `left`: it went away on purpose and did not come back. `gap`: it knows by the number of its end that
-    it lacks events which went with their router."""
+    """What one client got. `several`: it asked for choices. `left`: it went away on purpose and did not come back. `gap`: it
+    knows by the number of its end that it lacks events which went with their router."""
 
     request_id: str
+    several: bool = False
     events: dict[int, pb.GenerateResponse] = field(default_factory=dict)
     connections: list[Connection] = field(default_factory=list)
     cancels: list[pb.CancelResponse] = field(default_factory=list)
@@ -63,15 +65,14 @@ class Story:
         return last.completed if last is not None and last.WhichOneof("event") == "completed" else None
 
     @property
-    def text(self) -> str:
-        """All text, in order."""
-        ordered = [self.events[number] for number in sorted(self.events)]
-        return "".join(event.delta.text for event in ordered) + (self.completed.text if self.completed else "")
+    def outputs(self) -> dict[int, Output]:
+        """What came of each output, by index. Raises AssertionError when one goes on after its end."""
+        return outputs_of([self.events[number] for number in sorted(self.events)], several=self.several)
 
     @property
     def tokens(self) -> int:
         """Tokens returned so far."""
-        return sum(len(event.delta.token_ids) for event in self.events.values())
+        return sum(len(event.delta.token_ids) + len(event.choice_ended.token_ids) for event in self.events.values())
 
     def take(self, event: pb.GenerateResponse, wanted: int) -> None:
         """One event of a connection on which `wanted` is next. Raises Broken."""
@@ -111,7 +112,7 @@ class Client:
         """`forgetful`: the store loses its memory in this round, and is told again by the request's router."""
         self.order = order
         self.request = request
-        self.story = Story(request.request_id)
+        self.story = Story(request.request_id, order.shape.several)
         #: Set when the first call was made.
         self.asked = asyncio.Event()
         self.done = False

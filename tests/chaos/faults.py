@@ -12,7 +12,7 @@ from tandem_cli.client import connect
 from tests.chaos.cell import MEMBER_DRAIN_S, ChaosCell
 from tests.chaos.clients import Client
 from tests.chaos.plan import Fault, Kind, Phase
-from tests.chaos.shapes import Expected
+from tests.chaos.undisturbed import Expected
 from tests.waiting import LOOK_AGAIN_S, until
 
 #: For the watched request to come to a phase; then the fault strikes all the same.

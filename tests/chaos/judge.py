@@ -6,7 +6,7 @@ from tandem.v1 import inference_pb2 as pb
 from tandem_cli.client import label
 from tests.chaos.clients import Story
 from tests.chaos.plan import Kind, Manner, Order, Plan
-from tests.chaos.shapes import Expected
+from tests.chaos.undisturbed import Expected
 
 #: Another decode member goes on with what a lost one was serving.
 RESUMES = True
@@ -33,8 +33,7 @@ def judge(plan: Plan, order: Order, story: Story, expected: Expected, record: pb
         assert plan.hits(_ENDS, "router"), f"events {numbers}, and no router was lost"
         del numbers[-1]
     assert numbers == list(range(len(numbers))), f"events {numbers}"
-    # What was held back for a stop that never came to its end is told with the end.
-    assert (expected.text + expected.matched_stop).startswith(story.text), f"{story.text!r} is no beginning of {expected.text!r}"
+    _judge_outputs(story, expected)
     _judge_record(plan, story, record)
     for connection in story.connections:
         assert not connection.terminal or connection.status is _status_of(story), (connection, story.completed)
@@ -53,10 +52,21 @@ def judge(plan: Plan, order: Order, story: Story, expected: Expected, record: pb
     return f"failed ({completed.cause})"
 
 
+def _judge_outputs(story: Story, expected: Expected) -> None:
+    """Each output is what it is undisturbed, or a beginning of that."""
+    for index, output in story.outputs.items():
+        whole = expected.outputs.get(index)
+        assert whole is not None, f"output {index} was never to be told: {output}"
+        # What was held back for a stop that never came to its end is told with the end.
+        assert (whole.text + whole.matched_stop).startswith(output.text), f"{output.text!r} is no beginning of {whole.text!r}"
+        if story.several and output.finish_reason == whole.finish_reason:
+            assert output == whole, f"output {index} has ended and is {output}, not {whole}"
+
+
 def _judge_served(story: Story, expected: Expected) -> None:
     completed = story.completed
     assert completed is not None
-    assert story.text == expected.text or story.gap
+    assert story.outputs == expected.outputs or story.gap, f"{story.outputs}, not {expected.outputs}"
     assert completed.finish_reason == expected.finish_reason, label(pb.FinishReason, completed.finish_reason)
     usage = completed.usage
     counts = (usage.prompt_tokens, usage.selected_tokens, usage.returned_tokens)

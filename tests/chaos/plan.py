@@ -1,12 +1,14 @@
 """What happens in a round: which requests, what their clients do, and which faults come when. Pure; one seed, one plan."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
-from tests.chaos.shapes import SHAPES, Shape
+from tests.chaos.shapes import SHAPES, SHAPES_OF_CHOICES, Shape
 
 REQUESTS = range(4, 7)
+#: So many of all requests ask for several outputs.
+SHARE_OF_CHOICES = 0.2
 #: A process that stands still that long is not taken for lost; one that does longer is (see LOST_AFTER_S of the cell).
 SHORT_S = (0.3, 1.2)
 LONG_S = (4.0, 6.0)
@@ -108,6 +110,11 @@ def plan_of(seed: str, manners: frozenset[Manner] = frozenset(Manner)) -> Plan:
         fault = _fault(rng, count)
         if not any(set(fault.target) & set(other.target) for other in faults):
             faults.append(fault)
+    # Drawn apart, so that everything else about the round of a seed is what it was without them.
+    apart = random.Random(f"choices of {seed}")
+    orders = tuple(
+        replace(order, shape=apart.choice(SHAPES_OF_CHOICES)) if apart.random() < SHARE_OF_CHOICES else order for order in orders
+    )
     return Plan(seed, orders, tuple(faults))
 
 

@@ -1,21 +1,10 @@
 """The requests of the rounds: a closed list, so that what each gives undisturbed is asked once and known from then on."""
 
-import asyncio
-import time
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-
-import grpc
 
 from models import Tokenizer
 from tandem.v1 import inference_pb2 as pb
-from tandem_cli.client import connect
-from tests.e2e.cells import Answer, ask, fresh_id
 
-#: Undisturbed requests at once.
-AT_ONCE = 4
-#: A store that lost its memory takes new requests again within so many seconds.
-SETTLED_S = 10.0
 _STORY = "The ferry left the harbour at dawn and the wind turned north. "
 
 
@@ -33,6 +22,13 @@ class Shape:
     sampling: dict[str, object] = field(default_factory=dict, hash=False)
     stop: dict[str, object] = field(default_factory=lambda: {"ignore_eos": True}, hash=False)
     final_only: bool = False
+    choices: int = 0
+    best_of: int = 0
+
+    @property
+    def several(self) -> bool:
+        """Whether each output has an end of its own."""
+        return max(self.choices, self.best_of) > 1
 
     def request(self, request_id: str, tokenizer: Tokenizer) -> pb.GenerateRequest:
         """The message."""
@@ -43,6 +39,8 @@ class Shape:
             max_output_tokens=self.max_output_tokens,
             output_mode=pb.OUTPUT_MODE_FINAL_ONLY if self.final_only else pb.OUTPUT_MODE_DELTA,
             utf8_policy=pb.UTF8_POLICY_DROP,
+            choices=self.choices or None,
+            best_of=self.best_of or None,
         )
         if self.prompt_tokens:
             request.tokens.ids.extend(tokenizer.encode(self.text)[: self.prompt_tokens])
@@ -72,56 +70,19 @@ SHAPES = (
     Shape("all at the end", 32, text="Dear reader,", temperature=0.8, seed=18, final_only=True),
     Shape("long", 96, text="Chapter one.", temperature=0.6, seed=19),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Expected:
-    """What a shape gives undisturbed."""
-
-    text: str
-    matched_stop: str
-    finish_reason: int
-    prompt_tokens: int
-    selected_tokens: int
-    returned_tokens: int
-
-
-class Undisturbed:
-    """Results by shape, asked for when first needed."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, Expected] = {}
-
-    def __getitem__(self, shape: Shape) -> Expected:
-        return self._known[shape.name]
-
-    async def learn(self, shapes: Iterable[Shape], address: str, tokenizer: Tokenizer) -> None:
-        """Ask a router, at rest, for those that are not known yet."""
-        gate = asyncio.Semaphore(AT_ONCE)
-
-        async def answered(shape: Shape) -> Answer:
-            """A store that lost its memory in the round before takes no new request at first."""
-            until = time.monotonic() + SETTLED_S
-            while True:
-                answer = await ask(stub, shape.request(fresh_id("undisturbed"), tokenizer))
-                if answer.status is not grpc.StatusCode.UNAVAILABLE or time.monotonic() > until:
-                    return answer
-                await asyncio.sleep(0.2)
-
-        async def one(shape: Shape) -> None:
-            async with gate:
-                answer = await answered(shape)
-            assert answer.completed is not None, f"{shape.name} undisturbed: {answer.status} {answer.details}"
-            assert answer.completed.state == pb.REQUEST_STATE_FINISHED, f"{shape.name} undisturbed: {answer.completed}"
-            usage = answer.completed.usage
-            self._known[shape.name] = Expected(
-                answer.text,
-                answer.completed.matched_stop,
-                answer.completed.finish_reason,
-                usage.prompt_tokens,
-                usage.selected_tokens,
-                usage.returned_tokens,
-            )
-
-        async with connect(address) as stub:
-            await asyncio.gather(*(one(shape) for shape in {s.name: s for s in shapes}.values() if shape.name not in self._known))
+#: Several outputs of one prompt, drawn: told side by side, and the likeliest of more when all have ended.
+SHAPES_OF_CHOICES = (
+    Shape("two choices", 32, prompt_tokens=40, temperature=0.9, seed=20, choices=2),
+    Shape("two choices of a long prompt", 40, prompt_tokens=300, temperature=0.8, seed=21, sampling={"top_p": 0.9}, choices=2),
+    Shape(
+        "two choices that stop",
+        64,
+        text="One day, a girl",
+        temperature=0.7,
+        seed=22,
+        stop={"ignore_eos": True, "sequences": [". "], "min_output_tokens": 8},
+        choices=2,
+    ),
+    Shape("the likeliest of two", 24, prompt_tokens=33, temperature=1.0, seed=23, final_only=True, choices=1, best_of=2),
+    Shape("two of three", 24, text="Dear reader,", temperature=0.9, seed=24, final_only=True, choices=2, best_of=3),
+)

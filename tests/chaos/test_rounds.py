@@ -29,7 +29,7 @@ from tests.chaos.faults import strike
 from tests.chaos.inspection import Watch, at_rest
 from tests.chaos.judge import ATTACHES, judge
 from tests.chaos.plan import Kind, Manner, Plan, plan_of
-from tests.chaos.shapes import Undisturbed
+from tests.chaos.undisturbed import Undisturbed
 from tests.e2e.cells import fresh_id
 from tests.waiting import until
 

@@ -18,10 +18,11 @@ OUTPUT = 6
 
 @dataclass
 class Turn:
-    """What one request brought: its text, pages that were granted, bytes that were sent, tokens found at either side."""
+    """What one request brought: its text, pages that were asked for in each group, bytes that were sent, tokens found at either
+    side."""
 
     said: list[int]
-    pages: int
+    pages: list[int]
     sent_bytes: int
     at_prefill: int
     at_decode: int
@@ -46,7 +47,7 @@ async def request(member: Member, prefill: Prefill, number: int, prompt: Sequenc
     await seat.finish()
     assert seat.told == member.runner.said(prompt, OUTPUT)
     done = events[-1].committed
-    pages = len(granted.grant.groups[0].page_ids)
+    pages = [sum(page > 0 for page in group.page_ids) for group in granted.grant.groups]
     return Turn(seat.told, pages, done.sent_bytes, done.cached_tokens, granted.cached_tokens)
 
 
@@ -61,10 +62,10 @@ async def test_a_chat_of_eight_turns_sends_only_new_pages() -> None:
             history += new
             turn = await request(member, prefill, number, history, SALT)
             assert turn.at_decode == known // size * size
-            assert turn.pages == -(-len(history) // size) - known // size
+            assert turn.pages == [-(-len(history) // size) - known // size]
             assert turn.at_prefill <= turn.at_decode or number == 0
             whole += -(-len(history) // size)
-            sent += turn.pages
+            sent += turn.pages[0]
             history += turn.said
         assert sent < whole / 2.5
         await member.assert_empty()
@@ -72,11 +73,39 @@ async def test_a_chat_of_eight_turns_sends_only_new_pages() -> None:
         assert not found.faults and not found.books["jobs"]
 
 
-async def test_b48_another_tenant_finds_nothing_at_either_side() -> None:
-    async with decode_member(total_pages=200) as member, prefill_member(member) as prefill:
+@pytest.mark.parametrize("window", [6, 30, 500])
+async def test_behind_a_window_a_chat_sends_what_is_new_and_still_seen(window: int) -> None:
+    async with decode_member(total_pages=200, window=window) as member, prefill_member(member) as prefill:
+        size = member.runner.page_tokens
+        history: list[int] = []
+        sent_bytes = 0
+        for number in range(5):
+            new = [(17 * number + place) % 200 + 1 for place in range(9)]
+            known = max(0, len(history) - 1) // size
+            history += new
+            turn = await request(member, prefill, number, history, SALT)
+            whole, gone = -(-len(history) // size), max(0, len(history) + 1 - window) // size
+            assert turn.at_decode == known * size
+            assert turn.pages == [whole - known, whole - max(known, gone)]
+            assert turn.at_prefill == max(0, len(history) - len(new) - OUTPUT) // size * size
+            sent_bytes += turn.sent_bytes
+            history += turn.said
+        await member.assert_empty()
+        found = await prefill.admin.Check(member_pb2.CheckRequest())
+        assert not found.faults and not found.books["jobs"]
+        shown = dict(line.rsplit(" ", 1) for line in member.frame.metrics.text().splitlines() if not line.startswith("#"))
+        assert float(shown["tandem_decode_received_bytes_total"]) == sent_bytes
+
+
+@pytest.mark.parametrize("window", [None, 10])
+async def test_b48_another_tenant_finds_nothing_at_either_side(window: int | None) -> None:
+    async with decode_member(total_pages=200, window=window) as member, prefill_member(member) as prefill:
         prompt = list(range(1, 22))
         turns = [await request(member, prefill, n, prompt, salt) for n, salt in enumerate((SALT, OTHER, SALT, b"", b""))]
-        assert [(turn.at_prefill, turn.at_decode) for turn in turns] == [(0, 0), (0, 0), (20, 20), (0, 0), (0, 0)]
+        # The token at 20 sees a page that the one at 21 does not, so that was never sent.
+        again = (20, 20 if window is None else 0)
+        assert [(turn.at_prefill, turn.at_decode) for turn in turns] == [(0, 0), (0, 0), again, (0, 0), (0, 0)]
+        assert turns[2].pages == [1] * (1 if window is None else 2)
         assert turns[2].sent_bytes < turns[0].sent_bytes == turns[1].sent_bytes == turns[4].sent_bytes
 
 

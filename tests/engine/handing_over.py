@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from engine.landing import LandingRows
 from engine.layout import Layout
-from engine.pages import PagePool
+from engine.prefixes import page_pools
 from engine.runner import Runner
 from kv_transfer.grant_writer import PushesEnded, Transfers
 from kv_transfer.grants import WriterBook
@@ -54,12 +54,13 @@ class WritingEnd:
 class PrefillMember:
     """Whoever holds it takes its turns. step_tokens: most tokens of one step."""
 
-    def __init__(self, runner: Runner, fabric: MemoryFabric, step_tokens: int) -> None:
+    def __init__(self, runner: Runner, fabric: MemoryFabric, step_tokens: int, *, prefix_cache: bool = False) -> None:
         self.peer = Peer("prefill-0", "prefill-1", "127.0.0.1:1")
         limits = SchedulerLimits(step_tokens=step_tokens, context_tokens=runner.context_tokens)
         staging = LandingRows(limits.staging_rows, runner.vocabulary_size)
-        pools = [PagePool(slab.units) for slab in runner.slabs]
-        self.scheduler = PrefillScheduler(limits, pools, runner.layout.groups, WriterBook())
+        pools = page_pools(runner.layout.groups, [slab.units for slab in runner.slabs])
+        keys = runner.layout.prefix_keys if prefix_cache else None
+        self.scheduler = PrefillScheduler(limits, pools, runner.layout.groups, WriterBook(), keys)
         self.inbox: Inbox[m.Command] = Inbox(64)
         self.committed = 0
         self.steps = 0
@@ -72,9 +73,9 @@ class PrefillMember:
         assert not [output for output in outputs if isinstance(output, m.Failed)]
         self.committed += sum(isinstance(output, m.Committed) for output in outputs)
 
-    def fill(self, grant: Grant, prompt: Sequence[int]) -> None:
+    def fill(self, grant: Grant, prompt: Sequence[int], salt: bytes = b"") -> None:
         """Compute a prompt into a grant."""
-        self.inbox.put_nowait(m.Submit(grant.key, self._writing.plan(grant), tuple(prompt), 0, None))
+        self.inbox.put_nowait(m.Submit(grant.key, self._writing.plan(grant), tuple(prompt), 0, None, salt))
 
     def turn(self) -> None:
         """One turn, with what has arrived by then; the books balance after it."""

@@ -270,9 +270,11 @@ def test_a_preempted_seat_takes_back_what_is_still_here() -> None:
 class PrefixMachine(RuleBasedStateMachine):
     """Seats over few prompts of two tenants, under pressure, ended at any time: right tokens and whole books throughout."""
 
+    WINDOW: int | None = None
+
     def __init__(self) -> None:
         super().__init__()
-        self.world = world(total_pages=19, step=StepLimits(tokens=10, sequences=4, prompts=2), sequences=6)
+        self.world = world(total_pages=19, step=StepLimits(tokens=10, sequences=4, prompts=2), sequences=6, window=self.WINDOW)
         self.prompts: dict[int, tuple[int, ...]] = {}
 
     @rule(
@@ -329,8 +331,9 @@ class PrefixMachine(RuleBasedStateMachine):
     @invariant()
     def nobody_writes_into_what_others_have(self) -> None:
         for seat in self.world.scheduler.seats:
-            pages = seat.holding.tables[0][seat.sequence.cache_tokens // B :] if seat.whole else []
-            assert all(self.world.memory.pools[0]._references[page] == 1 for page in pages)
+            for table, pool in zip(seat.holding.tables, self.world.memory.pools, strict=True):
+                pages = table[seat.sequence.cache_tokens // B :] if seat.whole else []
+                assert all(pool._references[page] == 1 for page in pages)
 
 
 TestPrefixMachine = pytest.mark.slow(PrefixMachine.TestCase)

@@ -6,29 +6,32 @@ from dataclasses import replace
 import pytest
 
 from engine.pages import PagePool
+from engine.prefixes import page_pools
 from kv_transfer.grants import WriterBook
 from kv_transfer.ports import Push
 from lifecycle.prefix_keys import PrefixKeys, tenant_salt
 from prefill_svc import messages as m
 from prefill_svc.scheduler import PrefillScheduler
-from tests.unit.test_prefill_scheduler import GROUP, LIMITS, PAGE_TOKENS, at_rest, ended, step, submit
+from tests.unit.test_prefill_scheduler import GROUP, LIMITS, PAGE_TOKENS, at_rest, ended, sliding, step, submit
 
 B = PAGE_TOKENS
 SALT, OTHER = tenant_salt("one"), tenant_salt("another")
 
 
 class World:
-    """A scheduler with a cache; numbers name its jobs."""
+    """A scheduler with a cache; numbers name its jobs. window: of a second KV group."""
 
-    def __init__(self, pages: int = 17) -> None:
-        self.pool = PagePool(pages)
-        self.scheduler = PrefillScheduler(LIMITS, [self.pool], [GROUP], WriterBook(), PrefixKeys(b"identity", B))
+    def __init__(self, pages: int = 17, window: int | None = None, window_pages: int = 17) -> None:
+        groups = [GROUP] if window is None else [GROUP, sliding(window)]
+        self.pools = page_pools(groups, [pages, window_pages][: len(groups)])
+        self.pool, self.window = self.pools[0], window
+        self.scheduler = PrefillScheduler(LIMITS, self.pools, groups, WriterBook(), PrefixKeys(b"identity", B))
         self.now = 0.0
         self.outputs: list[m.Output] = []
         self.flying: list[Push] = []
 
     def submit(self, number: int, prompt: Sequence[int], salt: bytes = SALT) -> None:
-        self.tell(replace(submit(number, len(prompt)), prompt_token_ids=tuple(prompt), salt=salt))
+        self.tell(replace(submit(number, len(prompt), window=self.window), prompt_token_ids=tuple(prompt), salt=salt))
 
     def tell(self, *commands: m.Command) -> None:
         self.now += 0.1
@@ -69,8 +72,9 @@ class World:
 
     def at_rest(self) -> None:
         assert self.scheduler.check() == []
-        counts = self.pool.counts()
-        assert counts.free + counts.cached == counts.total
+        for pool in self.pools:
+            counts = pool.counts()
+            assert counts.free + counts.cached == counts.total == pool.free_pages
         assert self.scheduler.statistics().jobs == 0
 
 
@@ -206,3 +210,51 @@ def test_without_keys_nothing_is_kept() -> None:
         pushes = scheduler.take_transfers().pushes
         scheduler.accept([ended(pushes, 0.0)], 0.0)
     at_rest(scheduler)
+
+
+@pytest.mark.parametrize("window", [1, 5, 9, 40])
+@pytest.mark.parametrize("length", [1, B, B + 1, 30])
+def test_behind_a_window_all_but_the_last_page_is_found(window: int, length: int) -> None:
+    world = World(window=window)
+    world.submit(1, range(length))
+    world.run()
+    world.submit(2, range(length))
+    cached = (length - 1) // B * B
+    assert sum(tokens for _, tokens in world.run()) == length - cached
+    assert world.figures(2).cached_tokens == cached
+    assert world.figures(1).sent_bytes == world.figures(2).sent_bytes
+    world.at_rest()
+
+
+def test_a_common_front_is_found_while_its_last_window_is_there() -> None:
+    """Pages that the first prompt left behind are kept as long as there is room; without those the other group's are no use."""
+    world = World(pages=33, window=9, window_pages=12)
+    world.submit(1, [*range(16), *range(50, 62)])
+    world.run()
+    world.submit(2, [*range(16), *range(70, 82)])
+    world.run()
+    assert world.figures(2).cached_tokens == 16
+    world.submit(3, range(200, 240))
+    world.run()
+    world.submit(4, [*range(16), *range(90, 99)])
+    world.run()
+    assert world.figures(4).cached_tokens == 0
+    world.at_rest()
+
+
+@pytest.mark.parametrize(("window_pages", "beside"), [(8, True), (7, False)])
+def test_a_prompt_that_shares_behind_a_window_begins_when_it_can_never_lack_a_page(window_pages: int, beside: bool) -> None:
+    """It holds five pages at once, beside the two of the first prompt; leaving those that both have frees none."""
+    world = World(pages=60, window=9, window_pages=window_pages)
+    world.submit(1, range(32))
+    while world.step():
+        pass
+    assert world.scheduler.statistics().sending_jobs == 1 and world.pools[1].counts().owned == 2
+    world.submit(2, range(64))
+    chunks = []
+    while chunk := world.step():
+        chunks += chunk
+    assert sum(tokens for _, tokens in chunks) == (32 if beside else 0)
+    world.run()
+    assert world.figures(2).cached_tokens == 32
+    world.at_rest()

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from engine.layout import GroupKind, GroupLayout
 from engine.pages import PagePool
+from engine.prefixes import page_pools
 from kv_transfer.grant_writer import ASKERS_MAX, PushesEnded
 from kv_transfer.grants import WriterBook
 from kv_transfer.offer import Endpoint, Grant, GrantPages, LayoutView, Peer, Slab
@@ -68,7 +69,8 @@ def scheduler(
 ) -> PrefillScheduler:
     if window is None:
         return PrefillScheduler(limits, [PagePool(pages)], [GROUP], WriterBook())
-    return PrefillScheduler(limits, [PagePool(pages), PagePool(window_pages)], [GROUP, sliding(window)], WriterBook())
+    groups = [GROUP, sliding(window)]
+    return PrefillScheduler(limits, page_pools(groups, [pages, window_pages]), groups, WriterBook())
 
 
 def sliding(window: int) -> GroupLayout:

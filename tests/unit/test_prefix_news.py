@@ -7,6 +7,7 @@ from engine.prefix_index import PrefixChanges
 from lifecycle.prefix_keys import short
 from member.prefix_feed import MESSAGE_HASHES_MAX, PrefixFeed
 from router.member_facts import MemberInfo, MemberLoad, Role
+from router.nearness import nearness
 from router.prefix_hints import PrefixHints, PrefixNews
 
 
@@ -114,8 +115,8 @@ def test_hints_are_bounded_for_each_member_and_the_oldest_go() -> None:
     assert hints.holders((4,)) == () and hints.check() == []
 
 
-def test_the_longest_front_is_found_by_halves() -> None:
-    """Whatever a member claims, an answer comes after a few looks; when it told true, it is the right one."""
+def test_the_longest_front_is_found() -> None:
+    """Whatever a member claims, there is an answer; when it told true, it is the right one."""
     hints: PrefixHints[Member] = PrefixHints(1000)
     deep, shallow, liar = Member(), Member(), Member()
     keys = range(100)
@@ -125,6 +126,19 @@ def test_the_longest_front_is_found_by_halves() -> None:
     assert [hints.pages(member, keys) for member in (deep, shallow, liar)] == [60, 10, 0]
     hints.told(liar, PrefixNews(stored=(*range(50, 100, 2), 12_345)))
     assert 0 <= hints.pages(liar, keys) <= 100 and hints.holders(keys)
+
+
+def test_behind_a_window_the_end_of_a_prefix_is_enough() -> None:
+    """Of a long prompt a member can compute on from its end and from what it has left behind last, not from its beginning."""
+    hints: PrefixHints[Member] = PrefixHints(1000)
+    one, other = Member(), Member()
+    hints.told(one, PrefixNews(stored=(6, 7, 8)))
+    hints.told(other, PrefixNews(stored=(3, 4)))
+    assert [hints.pages(one, range(count)) for count in (6, 7, 9, 20)] == [0, 7, 9, 9]
+    near = nearness(hints, range(20), 4, {"one": one, "other": other}, {one: 0, other: 1}.get)
+    assert (near.places, near.tokens("one"), near.tokens("other")) == ([0], 36, 20)
+    hints.told(one, PrefixNews(evicted=(8,)))
+    assert nearness(hints, range(20), 4, {"one": one}, {one: 0}.get).tokens("one") == 32
 
 
 def test_short_keys_are_what_is_told() -> None:

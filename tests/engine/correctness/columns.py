@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from engine.quantisation import WeightQuantisation
+
 
 class Comparison(Enum):
     """How the tokens of a column's cells are judged. Log-probabilities are near the reference's in all of them."""
@@ -28,13 +30,14 @@ class Family:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A backend in one dtype. page_tokens: of every KV group."""
+    """A backend in one dtype. page_tokens: of every KV group. weights: how matrices are kept, as in weight_quantisation."""
 
     name: str
     backend: str
     dtype: str
     page_tokens: int
     comparison: Comparison
+    weights: WeightQuantisation = WeightQuantisation.OFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,7 @@ class Column:
 FAMILIES = (
     Family("llama", "llama", "grouped heads", (("head_dim", 32),)),
     Family("qwen3", "qwen3", "norms on heads, head size apart from the hidden size", (("head_dim", 32),)),
-    Family("mistral", "mistral-window", "a sliding window in every layer: no page stays"),
+    Family("mistral", "mistral-window", "a sliding window in every layer"),
     Family("gemma3", "gemma3", "a sliding window in some layers: two KV groups"),
     Family("deepseek", "deepseek-v3", "latent attention: one vector a token"),
 )
@@ -61,12 +64,17 @@ ENGINES = (
     Engine("f32", "torch", "float32", 4, Comparison.REFERENCE),
     Engine("b16", "torch", "bfloat16", 4, Comparison.NEAR),
     Engine("nat", "native", "bfloat16", 16, Comparison.ALONE),
+    Engine("f8", "torch", "float32", 4, Comparison.REFERENCE, WeightQuantisation.INT8),
+    Engine("n8", "native", "bfloat16", 16, Comparison.ALONE, WeightQuantisation.INT8),
 )
 COLUMNS = tuple(Column(family, engine) for family in FAMILIES for engine in ENGINES)
 
 NO_NATIVE = "the native kernels have neither sliding windows nor latent attention; such models are computed by torch"
+NO_DEQUANTISED = "products of matrices are kept as int8 there, and the reference has only the matrices themselves"
 
 
 def excuse(column: Column) -> str:
-    """Why nothing can be computed in a column; empty when something can."""
-    return NO_NATIVE if column.engine.backend == "native" and column.family.name in ("mistral", "gemma3", "deepseek") else ""
+    """Why nothing can be computed in a column, or be compared; empty when something can."""
+    if column.engine.backend == "native" and column.family.name in ("mistral", "gemma3", "deepseek"):
+        return NO_NATIVE
+    return NO_DEQUANTISED if column.engine.weights is not WeightQuantisation.OFF and column.family.name == "deepseek" else ""

@@ -17,6 +17,9 @@ weights, with the sampler's order version 1 written out in loops: a text is the 
 reference chooses behind those before it. In each cell real members serve requests (scheduler, worker, sampler, page books, the
 in-memory transport), in one process and in virtual time. Outputs have {OUTPUT_TOKENS} tokens or more where nothing ends them
 before; some are greedy, some drawn with seeds, filters and penalties.
+
+An engine that keeps its matrices as int8 is compared with the model whose matrices are what those values and scales stand for,
+in float32 too: what int8 itself costs is measured by `bench.quantised`; here nothing else may be lost.
 """
 
 COMPARISONS = {
@@ -40,8 +43,8 @@ def page() -> str:
     parts += [_table(("cell", "what is shown"), marks), BOUNDS]
     parts += ["## Rows\n", _table(("situation", "part of F12", "what happens"), ((r.name, r.shows, r.about) for r in ROWS))]
     parts += ["## Columns\n", _table(("model", "architecture"), ((f.name, f.about) for f in FAMILIES))]
-    engines = ((e.name, e.backend, e.dtype, f"{e.page_tokens}") for e in ENGINES)
-    parts += [_table(("engine", "backend", "dtype", "tokens in a page"), engines)]
+    engines = ((e.name, e.backend, e.dtype, f"{e.page_tokens}", e.weights.value) for e in ENGINES)
+    parts += [_table(("engine", "backend", "dtype", "tokens in a page", "weight_quantisation"), engines)]
     parts += ["The native backend computes in bfloat16 only, so it has no column in float32. Rows that F12 does not name"]
     parts += [f"are marked as {BEYOND}.\n"]
     return "\n".join(parts).rstrip("\n") + "\n"

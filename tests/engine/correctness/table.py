@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from tests.engine.correctness import ends, pressure, serving
-from tests.engine.correctness.columns import COLUMNS, Column, excuse
+from tests.engine.correctness.columns import COLUMNS, excuse
 from tests.engine.correctness.subject import Subject
 
 #: What F12 names, in its order; dtypes are columns.
@@ -155,18 +155,7 @@ ROWS = (
     ),
 )
 
-NO_PREFIXES = "nothing to find: where a window lets pages go there is no prefix cache"
-
-
-def _why_not(row: Row, column: Column) -> str:
-    """Why a cell has no test; empty when it has one."""
-    if reason := excuse(column):
-        return reason
-    windowed = column.family.name in ("mistral", "gemma3")
-    return NO_PREFIXES if windowed and row.shows == "prefix hit and miss" else ""
-
-
 #: Row's and column's name -> why that cell has no test.
-EXCUSED = {(row.name, column.name): why for row, column in product(ROWS, COLUMNS) if (why := _why_not(row, column))}
+EXCUSED = {(row.name, column.name): why for row, column in product(ROWS, COLUMNS) if (why := excuse(column))}
 #: The cells that are tested.
 CELLS = tuple((row, column) for row, column in product(ROWS, COLUMNS) if (row.name, column.name) not in EXCUSED)

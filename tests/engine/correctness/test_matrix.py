@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from engine.backend import BackendUnfit
+from engine.quantisation import WeightQuantisation
 from rpc import clocks
 from tests.engine.correctness import ends, pressure, serving
-from tests.engine.correctness.columns import COLUMNS, FAMILIES, Column, Family, excuse
+from tests.engine.correctness.columns import COLUMNS, FAMILIES, NO_NATIVE, Column, Family, excuse
 from tests.engine.correctness.page import page
 from tests.engine.correctness.reference import Request
 from tests.engine.correctness.subject import GREEDY, OUTPUT_TOKENS, Subject, Tiny
-from tests.engine.correctness.table import BEYOND, CELLS, EXCUSED, NO_PREFIXES, REQUIRED, ROWS, Row
+from tests.engine.correctness.table import BEYOND, CELLS, EXCUSED, REQUIRED, ROWS, Row
 from tests.engine.native_sets import has_compiler
 from tests.engine.tiny_models import VOCABULARY, prompt
 from tests.reference import greedy
@@ -50,7 +51,7 @@ def test_f12(cell: tuple[Row, Column], load: Load) -> None:
 def test_a_text_that_is_judged_right_is_the_one_that_transformers_generates(
     family: Family, build: Callable[[Family], Tiny]
 ) -> None:
-    reference = build(family).reference
+    reference = build(family).references[WeightQuantisation.OFF]
     request = Request(tuple(prompt(9)), GREEDY, OUTPUT_TOKENS)
     said = tuple(greedy(reference.model, request.prompt, OUTPUT_TOKENS))
     assert reference.chosen(request, said) == list(said) and max(reference.misses(request, said)) == 0.0
@@ -80,20 +81,12 @@ def test_every_situation_is_a_row() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("column", [column for column in COLUMNS if excuse(column)], ids=lambda column: column.name)
+@pytest.mark.parametrize("column", [column for column in COLUMNS if excuse(column) == NO_NATIVE], ids=lambda column: column.name)
 def test_a_column_that_is_excused_can_not_be_loaded(column: Column, build: Callable[[Family], Tiny]) -> None:
     if not has_compiler():
         pytest.skip("no C++ compiler here")
     with pytest.raises(BackendUnfit, match="backend native"):
         Subject.load(column, build(column.family))
-
-
-@pytest.mark.slow
-def test_prefixes_are_excused_where_there_is_no_cache(load: Load) -> None:
-    for column in COLUMNS:
-        if column.engine.name == "f32":
-            without = load(column).runner.layout.prefix_keys is None
-            assert without == (EXCUSED.get(("prefix hit", column.name)) == NO_PREFIXES), column.name
 
 
 def test_the_page_is_current() -> None:
