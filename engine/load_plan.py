@@ -6,6 +6,7 @@ from typing import Protocol
 
 import torch
 
+from engine.adapters import AdapterFolder
 from engine.backend import Registry
 from engine.batch import LayerMarks
 from engine.kv_groups import KvGroup
@@ -50,6 +51,7 @@ class LoadPlan:
     backend: str
     quantisation: WeightQuantisation
     progress: Callable[[LoadProgress], None] | None
+    adapters: tuple[AdapterFolder, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

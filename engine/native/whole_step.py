@@ -8,6 +8,7 @@ import torch
 
 from engine.batch import LayerMarks
 from engine.model_weights import LayerWeights, ModelWeights
+from engine.native.adapters import AdapterTables
 from engine.native.library import Engine, Geometry, Layer, Library, Model, Pool, StepArguments, Told
 from engine.native.packing import describe
 from engine.native.plan import plan
@@ -50,6 +51,7 @@ class NativeStep:
         self._kept = (weights, rope)
         self._layers = (Layer * len(weights.layers))(*(_layer(layer) for layer in weights.layers))
         self._vocabulary = weights.head.out_features
+        self._adapters = AdapterTables(weights.adapters)
         self._model = Model(
             geometry=geometry,
             hidden=weights.embedding.shape[1],
@@ -67,9 +69,11 @@ class NativeStep:
         teller = _Teller(planned.arguments, marks)
         logits = torch.empty((step.logit_rows.size, self._vocabulary), dtype=torch.float32)
         planned.arguments.logits = logits.data_ptr()
+        described = self._adapters.describe(step, planned.arguments)  # must live as long as the call
         engine = self._engines.with_spare(spare_threads)
         if self._call(engine.address, byref(self._model), byref(planned.arguments)):
             raise MemoryError(f"no memory for a step of {step.positions.size} rows")
+        del described
         teller.finish()
         return logits
 
