@@ -17,12 +17,12 @@ from engine.backend import Backend
 from engine.model_weights import AdapterLayer, LowRank
 from engine.weights import WeightsError
 from engine.weights_safetensors import SafetensorsSource
+from lifecycle.adapters import NAME_CHARACTERS, Adapter
 from models.config import ModelConfig
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 #: Adapters of one member.
 MAX_ADAPTERS = 64
-NAME_CHARACTERS = 64
 #: Hex digits of an adapter's identity.
 IDENTITY_CHARACTERS = 32
 MAX_NAMED_TENSORS = 3
@@ -47,6 +47,11 @@ class AdapterFolder:
     path: Path
     config: AdapterConfig
     identity: str
+
+    @property
+    def adapter(self) -> Adapter:
+        """As requests and members name it."""
+        return Adapter(self.name, self.identity)
 
 
 def open_adapters(folders: Mapping[str, Path], limits: AdapterLimits) -> tuple[AdapterFolder, ...]:

@@ -23,6 +23,7 @@ from engine.step import StepLimits, build_steps
 from engine.weights import LoadProgress, WeightLoader, WeightSource
 from engine.weights_gguf import GgufSource
 from engine.weights_safetensors import SafetensorsSource
+from lifecycle.adapters import Adapter
 from models import load_config
 from models.config import ModelConfig
 from models.module_config import ModuleConfig
@@ -64,6 +65,11 @@ class Runner(Protocol):
     def context_tokens(self) -> int: ...
 
     @property
+    def adapters(self) -> tuple[Adapter, ...]:
+        """Those that rows may name."""
+        ...
+
+    @property
     def slabs(self) -> tuple[SlabMemory, ...]:
         """One slab per KV group, in the order of layout.groups; a unit is a page, page 0 is the null page."""
         ...
@@ -102,8 +108,9 @@ class ModelRunner:
         limits: Sequence[StepLimits],
         backend: str,
         cores: Cores | None = None,
+        adapters: Sequence[Adapter] = (),
     ) -> None:
-        """slabs, limits: one for each KV group. cores: what steps may use beside their own threads."""
+        """slabs, limits: one for each KV group. cores: what steps may use beside their own threads. adapters: the decoder's."""
         self.decoder = decoder
         self._cores = cores or OwnCores()
         self._limits = tuple(limits)
@@ -115,6 +122,7 @@ class ModelRunner:
         self.vocabulary_size = limits[0].vocabulary_size
         self.context_tokens = limits[0].context_tokens
         self.backend = backend
+        self.adapters = tuple(adapters)
 
     @classmethod
     def load(
@@ -161,7 +169,7 @@ class ModelRunner:
             StepLimits(config.vocabulary_size, config.context_tokens, group.page_tokens, slab.memory.units, group.window, names)
             for group, slab in zip(layout.groups, slabs, strict=True)
         ]
-        return cls(loaded.decoder, layout, slabs, limits, loaded.backend, cores)
+        return cls(loaded.decoder, layout, slabs, limits, loaded.backend, cores, [each.adapter for each in adapters])
 
     def run(self, batch: Batch, marks: LayerMarks | None = None) -> torch.Tensor:
         drafts_apart = batch.draft_tokens > 0 and not self.decoder.chunks_read_as_rows

@@ -7,6 +7,7 @@ at the lengths once the prompt is in tokens. Neither leaves anything behind.
 import hashlib
 from collections.abc import Callable, Iterable
 
+from lifecycle.adapters import NAME_CHARACTERS, Adapter
 from lifecycle.deadlines import Limits
 from router import limits as bound
 from router.budget import Capacity, never_fits
@@ -59,15 +60,22 @@ _CLOCKS = ("queue", "first_token", "inter_token", "overall")
 
 
 def examine(
-    message: pb.GenerateRequest, tenant: str, model: ServedModel, server: RequestLimits, draw_seed: Callable[[], int]
+    message: pb.GenerateRequest,
+    tenant: str,
+    model: ServedModel,
+    server: RequestLimits,
+    draw_seed: Callable[[], int],
+    adapter: Callable[[str], Adapter],
 ) -> Examined:
     """Checks everything but lengths in tokens. Raises StatusError: INVALID_ARGUMENT with all violations, or NOT_FOUND.
 
-    `draw_seed` gives the seed of a request that names none, an unsigned 64-bit number.
+    `draw_seed` gives the seed of a request that names none, an unsigned 64-bit number; `adapter` what a name means, or raises
+    StatusError.
     """
     findings = Findings()
     _check_id(findings, message.request_id)
     findings.name("model", message.model, bound.MODEL_NAME_BYTES)
+    findings.name("adapter", message.adapter, NAME_CHARACTERS)
     prompt = _prompt(findings, message, model)
     sampling = _sampling(findings, message.sampling, model, draw_seed)
     stop = _stop(findings, message.stop, model)
@@ -110,6 +118,7 @@ def examine(
         limits=limits,
         grammar=grammar,
         choices=choices,
+        adapter=adapter(message.adapter) if message.adapter else None,
     )
 
 
@@ -143,6 +152,7 @@ def complete(
         limits=examined.limits,
         grammar=examined.grammar,
         choices=examined.choices,
+        adapter=examined.adapter,
     )
 
 

@@ -63,6 +63,7 @@ def generate_command(
     regex: Regex = None,
     ebnf: Ebnf = None,
     json_object: JsonObject = False,
+    adapter: Annotated[str, typer.Option(help="Name of an adapter of the model; empty means the model as it is.")] = "",
     request_id: Annotated[str, typer.Option(help="Id of the request; drawn when empty.")] = "",
     priority: Annotated[int, typer.Option(help="-10 to 10; higher goes first.")] = 0,
     final_only: Annotated[bool, typer.Option("--final-only", help="Send the whole text at the end.")] = False,
@@ -88,7 +89,7 @@ def generate_command(
     text = _prompt_text(prompt)
     messages = [("system", system)] * bool(system) + [("user", text)]
     values: dict[str, Any] = {"model": model, "priority": priority, "max_output_tokens": max_output_tokens}
-    values |= {"choices": choices, "best_of": best_of}
+    values |= {"choices": choices, "best_of": best_of, "adapter": adapter}
     _fill(request, values | ({"text": text} if raw else {}))
     for role, content in [] if raw else messages:
         _fill(request.chat.messages.add(), {"role": role, "content": content})

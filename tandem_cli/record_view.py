@@ -76,7 +76,7 @@ def timeline(record: pb.RequestRecord) -> RenderableType:
         head.append(f" ({record.cause})")
     lines: list[RenderableType] = [
         head,
-        f"model {record.model} {record.model_snapshot[:12]}  tenant {record.tenant}",
+        f"model {record.model} {record.model_snapshot[:12]}{adapter}  tenant {record.tenant}",
         f"attempt {record.attempt}  priority {record.priority}",
         f"router {record.router or '-'}  prefill {record.prefill_member or '-'}  decode {record.decode_member or '-'}",
         _transitions(record),

@@ -39,9 +39,11 @@ TEXT = "t0 t1 t2 t3 t4 t5 t6 t7 "
 
 
 @asynccontextmanager
-async def cut_off(redis_url: str, cell: str, **changes: object) -> AsyncIterator[tuple[World, "grpc.aio.Call", list[object]]]:
+async def cut_off(
+    redis_url: str, cell: str, world_changes: dict[str, object] | None = None, **changes: object
+) -> AsyncIterator[tuple[World, "grpc.aio.Call", list[object]]]:
     """A request that decodes at a router which then loses its store: two deltas were read. The other router lives."""
-    async with router_world(redis_url, cell, routers=2, lease_s=LEASE_S) as world:
+    async with router_world(redis_url, cell, routers=2, lease_s=LEASE_S, **(world_changes or {})) as world:
         world.decode.script.tokens = 8
         gate = world.decode.script.output
         gate.hold()
