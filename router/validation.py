@@ -97,12 +97,7 @@ def examine(
         findings.add("utf8_policy", f"is no Utf8Policy; got {message.utf8_policy}", "UNKNOWN_VALUE")
     if findings.found:
         raise invalid_argument(findings.found)
-    if message.model not in ("", model.name):
-        raise not_found(
-            Resource("model", message.model, f"this cell serves {model.name}"),
-            "UNKNOWN_MODEL",
-            f"no model is called {message.model!r}; this cell serves {model.name!r}",
-        )
+    _check_model(message.model, model)
     return Examined(
         request_id=message.request_id,
         tenant=tenant,
@@ -120,6 +115,15 @@ def examine(
         choices=choices,
         adapter=adapter(message.adapter) if message.adapter else None,
     )
+
+
+def _check_model(name: str, model: ServedModel) -> None:
+    if name not in ("", model.name):
+        raise not_found(
+            Resource("model", name, f"this cell serves {model.name}"),
+            "UNKNOWN_MODEL",
+            f"no model is called {name!r}; this cell serves {model.name!r}",
+        )
 
 
 def complete(

@@ -74,6 +74,7 @@ def timeline(record: pb.RequestRecord) -> RenderableType:
         head.append(f", {label(pb.FinishReason, record.finish_reason)}")
     if record.cause:
         head.append(f" ({record.cause})")
+    adapter = f"  adapter {record.adapter}" if record.adapter else ""
     lines: list[RenderableType] = [
         head,
         f"model {record.model} {record.model_snapshot[:12]}{adapter}  tenant {record.tenant}",
