@@ -72,9 +72,9 @@ class PrefillMember:
         assert not [output for output in outputs if isinstance(output, m.Failed)]
         self.committed += sum(isinstance(output, m.Committed) for output in outputs)
 
-    def fill(self, grant: Grant, prompt: Sequence[int]) -> None:
+    def fill(self, grant: Grant, prompt: Sequence[int], adapter: str = "") -> None:
         """Compute a prompt into a grant."""
-        self.inbox.put_nowait(m.Submit(grant.key, self._writing.plan(grant), tuple(prompt), 0, None))
+        self.inbox.put_nowait(m.Submit(grant.key, self._writing.plan(grant), tuple(prompt), 0, None, adapter=adapter))
 
     def turn(self) -> None:
         """One turn, with what has arrived by then; the books balance after it."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from tests.engine.correctness import ends, pressure, serving
-from tests.engine.correctness.columns import COLUMNS, Column, excuse
+from tests.engine.correctness.columns import COLUMNS, WITHOUT_ADAPTERS, Column, excuse
 from tests.engine.correctness.subject import Subject
 
 #: What F12 names, in its order; dtypes are columns.
@@ -153,8 +153,35 @@ ROWS = (
         "A regular expression masks ids, beside a sequence without one.",
         serving.structured,
     ),
+    Row(
+        "adapters",
+        BEYOND,
+        "Sequences of two LoRA adapters and of none share their steps, chunks and decode rows; the reference has merged weights.",
+        serving.adapters,
+    ),
+    Row(
+        "adapters: prefixes",
+        BEYOND,
+        "One text of the base model and of two adapters: each finds its own pages in the prefix cache, and none of the others.",
+        serving.adapters_prefixes,
+    ),
+    Row(
+        "adapters: preempted",
+        BEYOND,
+        "Too few pages for all: what sequences of adapters lose is computed again with their own.",
+        pressure.adapters_preempted,
+    ),
+    Row(
+        "adapters: elsewhere",
+        BEYOND,
+        "Sequences of adapters are handed over, moved, and go on in another member after theirs is lost.",
+        ends.adapters_elsewhere,
+    ),
 )
 
+NO_ADAPTERS = (
+    "attention over latent vectors is made of multiplied weights, which no adapter can change; such a member does not start"
+)
 NO_PREFIXES = "nothing to find: where a window lets pages go there is no prefix cache"
 
 
@@ -163,7 +190,10 @@ def _why_not(row: Row, column: Column) -> str:
     if reason := excuse(column):
         return reason
     windowed = column.family.name in ("mistral", "gemma3")
-    return NO_PREFIXES if windowed and row.shows == "prefix hit and miss" else ""
+    if column.family.name in WITHOUT_ADAPTERS and row.name.startswith("adapters"):
+        return NO_ADAPTERS
+    about_prefixes = row.shows == "prefix hit and miss" or row.run is serving.adapters_prefixes
+    return NO_PREFIXES if windowed and about_prefixes else ""
 
 
 #: Row's and column's name -> why that cell has no test.
