@@ -175,8 +175,8 @@ def test_layers_that_the_model_has_not_are_named(tmp_path: Path, model: torch.nn
 def test_models_that_no_adapter_can_change_refuse_it(tmp_path: Path, model: torch.nn.Module) -> None:
     adapters = opened({"mine": folder_of(tmp_path, model)})
     latent = tiny_models.save(tiny_models.build("deepseek-v3"), tmp_path / "latent")
-    with pytest.raises(AdapterError, match="adapter 'mine': .* has attention over latent vectors"):
+    with pytest.raises(AdapterError, match=r"adapter 'mine': .* has attention over latent vectors"):
         tiny_models.load(latent, adapters=adapters)
     tiny_modules.build("gpt_neox").save_pretrained(tmp_path / "modules")
-    with pytest.raises(UnsupportedModel, match="adapters has 'mine'; modules of transformers, which compute .* take none"):
+    with pytest.raises(UnsupportedModel, match=r"adapters has 'mine'; modules of transformers, which compute .* take none"):
         tiny_models.load(ModelRef("tiny", tmp_path / "modules", "safetensors", "0" * 64), adapters=adapters)
