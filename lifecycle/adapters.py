@@ -4,8 +4,6 @@ from dataclasses import dataclass
 
 #: Longest name, in characters.
 NAME_CHARACTERS = 64
-#: Longest identity, in characters.
-IDENTITY_CHARACTERS = 64
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from lifecycle.adapters import IDENTITY_CHARACTERS, NAME_CHARACTERS, Adapter
+from lifecycle.adapters import NAME_CHARACTERS, Adapter
 
 
 def adapter_of(message: Any) -> Adapter | None:
@@ -17,7 +17,7 @@ def lacks_adapter(loaded: Sequence[Adapter], wanted: Adapter | None) -> str:
     """A sentence when a member has not the adapter that is wanted, with this very content; empty when it has."""
     if wanted is None or wanted in loaded:
         return ""
-    name, identity = wanted.name[:NAME_CHARACTERS], wanted.identity[:IDENTITY_CHARACTERS]
+    name, identity = wanted.name[:NAME_CHARACTERS], wanted.identity[:NAME_CHARACTERS]
     same_name = next((each for each in loaded if each.name == wanted.name), None)
     if same_name is not None:
         return (

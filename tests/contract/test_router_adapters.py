@@ -9,7 +9,6 @@ from lifecycle.adapters import Adapter
 from lifecycle.prefix_keys import adapted_salt, tenant_salt
 from tandem.pools.v1 import decode_pb2, grant_pb2
 from tandem.v1 import inference_pb2 as pb
-from tests.contract.test_router_adoption import _adopted, cut_off
 from tests.redis_server import cell, redis_url
 from tests.router_world import request, router_world, until
 
@@ -97,15 +96,3 @@ async def test_an_attempt_that_follows_a_lost_or_refusing_member_has_it_too(redi
 
 async def _opens(world: object, least: int) -> bool:
     return sum(len(decode.opens) for decode in world.decodes) >= least
-
-
-async def test_a_router_that_takes_a_seat_over_knows_it(redis_url: str, cell: str) -> None:
-    async with cut_off(redis_url, cell, world_changes={"adapters": EVERYWHERE}, adapter="polite") as (world, _, _):
-        back = asyncio.create_task(world.clients[1].attach("r1", 0))
-        await until(lambda: _adopted(world), 1, 15)
-        world.decode.script.cut_code = grpc.StatusCode.UNAVAILABLE
-        world.decode.script.output.release()
-        answer = await back
-        assert answer.code is grpc.StatusCode.OK, answer.error
-        assert (await world.clients[1].get("r1")).adapter == "polite"
-        assert {opening.adapter.identity for opening in world.decode.opens} == {"aa"}

@@ -39,11 +39,9 @@ TEXT = "t0 t1 t2 t3 t4 t5 t6 t7 "
 
 
 @asynccontextmanager
-async def cut_off(
-    redis_url: str, cell: str, world_changes: dict[str, object] | None = None, **changes: object
-) -> AsyncIterator[tuple[World, "grpc.aio.Call", list[object]]]:
+async def cut_off(redis_url: str, cell: str, **changes: object) -> AsyncIterator[tuple[World, "grpc.aio.Call", list[object]]]:
     """A request that decodes at a router which then loses its store: two deltas were read. The other router lives."""
-    async with router_world(redis_url, cell, routers=2, lease_s=LEASE_S, **(world_changes or {})) as world:
+    async with router_world(redis_url, cell, routers=2, lease_s=LEASE_S) as world:
         world.decode.script.tokens = 8
         gate = world.decode.script.output
         gate.hold()
@@ -221,11 +219,13 @@ async def test_who_asks_for_a_request_that_is_just_being_adopted_waits_for_that(
 
 
 async def test_an_adopted_request_survives_its_decode_member_too(redis_url: str, cell: str) -> None:
-    async with router_world(redis_url, cell, routers=2, decodes=2, lease_s=LEASE_S) as world:
+    """And keeps its adapter, which its new router knows from the seat alone."""
+    adapters = {name: {"polite": "aa"} for name in ("decode-0", "decode-1", "prefill-0")}
+    async with router_world(redis_url, cell, routers=2, decodes=2, lease_s=LEASE_S, adapters=adapters) as world:
         for decode in world.decodes:
             decode.script.tokens = 8
             decode.script.output.hold()
-        call = world.client.stub.Generate(request("r1", on_disconnect=pb.ON_DISCONNECT_DETACH))
+        call = world.client.stub.Generate(request("r1", on_disconnect=pb.ON_DISCONNECT_DETACH, adapter="polite"))
         await call.read()
         await until(lambda: stored_state(world), "decoding")
         first = next(one for one in world.decodes if one.opens)
@@ -241,7 +241,11 @@ async def test_an_adopted_request_survives_its_decode_member_too(redis_url: str,
         answer = await back
         answer.check_order()
         assert (answer.code, answer.text) == (grpc.StatusCode.OK, TEXT)
-        assert (await world.clients[1].get("r1")).attempt == 2
+        record = await world.clients[1].get("r1")
+        assert (record.attempt, record.adapter) == (2, "polite")
+        meant = grant_pb2.Adapter(name="polite", identity="aa")
+        assert [opening.adapter for decode in world.decodes for opening in decode.opens] == [meant] * 2
+        assert world.prefill.requests[-1].adapter == meant
         world.links[0].cut = False
 
 
