@@ -6,6 +6,8 @@ from decode_svc.handover import Handovers
 from decode_svc.memory import DecodeMemory, Wanted
 from decode_svc.messages import OpenSeat
 from engine.sequence import Sequence as TokenSequence
+from lifecycle.adapters import Adapter
+from member.adapters import lacks_adapter
 
 #: Closed labels of decode.proto.
 DRAINING = "draining"
@@ -23,6 +25,7 @@ GRAMMAR_COSTLY = "grammar_costly"
 GRAMMAR_BUSY = "grammar_busy"
 CANCELLED = "cancelled"
 PREFIX_GONE = "prefix_gone"
+UNKNOWN_ADAPTER = "unknown_adapter"
 
 REFUSALS = (
     DRAINING,
@@ -40,6 +43,7 @@ REFUSALS = (
     GRAMMAR_BUSY,
     CANCELLED,
     PREFIX_GONE,
+    UNKNOWN_ADAPTER,
 )
 
 
@@ -63,6 +67,7 @@ class Identity:
     context_tokens: int
     vocabulary_size: int
     computes_prompts: bool
+    adapters: tuple[Adapter, ...] = ()
 
 
 def duplicate_attempt(attempt: int) -> Refusal:
@@ -133,12 +138,15 @@ def cannot_adopt(me: Identity, incarnation: str, attempt: int, *, known: bool) -
     return None
 
 
-def mismatch(me: Identity, incarnation: str, model_snapshot: str, tokens: int) -> Refusal | None:
+def mismatch(me: Identity, incarnation: str, model_snapshot: str, tokens: int, adapter: Adapter | None = None) -> Refusal | None:
     """Refuse what this member can never serve, however empty it is. `tokens`: prompt and max_output_tokens together."""
     if incarnation != me.incarnation:
         return Refusal(WRONG_INCARNATION, f"incarnation {incarnation!r} was meant, this is {me.incarnation!r}", True)
     if model_snapshot != me.model_snapshot:
         return Refusal(UNKNOWN_MODEL, f"model_snapshot {model_snapshot!r} was meant, {me.model_snapshot!r} is loaded", True)
+    lacking = lacks_adapter(me.adapters, adapter)
+    if lacking:
+        return Refusal(UNKNOWN_ADAPTER, lacking, True)
     if tokens > me.context_tokens:
         limit = me.context_tokens
         return Refusal(TOO_LONG, f"prompt and max_output_tokens are {tokens} tokens together, context_tokens is {limit}", False)

@@ -29,6 +29,7 @@ def describe(model: str, me: Identity, runner: Runner, settings: DecodeSettings,
         max_sequences=settings.max_sequences,
         computes_prompts=me.computes_prompts,
         sequence_pages=memory.sequence_pages,
+        adapters=me.adapters,
         prefix_identity=identity_of(runner.layout.prefix_keys if settings.prefix_cache else None),
     )
 

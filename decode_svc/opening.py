@@ -15,6 +15,7 @@ from decode_svc.streams import SeatOrigin
 from engine.grammar_library import CompiledGrammar
 from engine.sequence import CanNotGoOn, SequenceSpec
 from engine.sequence import Sequence as TokenSequence
+from member.adapters import adapter_of
 from rpc.status import failed_precondition, resource_exhausted
 from tandem.pools.v1 import decode_pb2 as pb
 from tandem.v1 import inference_pb2 as v1
@@ -86,7 +87,8 @@ class Opener:
     async def read(self, message: pb.Open, received_at: float) -> Opening | Refusal:
         """The opening, or why this member gives no seat. Raises StatusError for what is wrong with the message."""
         wire.check_shape(message)
-        refusal = mismatch(self.me, message.incarnation, message.model_snapshot, wire.total_tokens(message))
+        tokens, adapter = wire.total_tokens(message), adapter_of(message)
+        refusal = mismatch(self.me, message.incarnation, message.model_snapshot, tokens, adapter)
         if refusal is not None:
             return refusal
         request = wire.parse_open(message, self.me, self.tokenizer.eos_ids)

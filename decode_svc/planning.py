@@ -125,7 +125,7 @@ def make_plan(
     for place, seat in enumerate(runnable):
         token, position = seat.sequence.next_input()
         holding = seat.holding
-        rows.append(Rows(holding.holder, (token,), position, holding.tables, True))
+        rows.append(Rows(holding.holder, (token,), position, holding.tables, True, adapter=seat.sequence.spec.adapter))
         # The place too, so that there are no ties: among equals it is strictly in turn.
         seat.last_turn = number + place / len(runnable)
         plan.draws.append(seat)
@@ -157,7 +157,8 @@ def _add_chunks(
         end = first + len(chunk)
         memory.take(seat.holding, end)
         last = not seat.missing_tokens and end == len(seat.sequence.given_token_ids)
-        rows.append(Rows(seat.holding.holder, chunk, first, seat.holding.tables, last or scored, scored))
+        adapter, wanted = seat.sequence.spec.adapter, last or scored
+        rows.append(Rows(seat.holding.holder, chunk, first, seat.holding.tables, wanted, scored, adapter=adapter))
         plan.seats.append(seat)
         plan.prompt_tokens += len(chunk)
         left -= len(chunk)

@@ -364,6 +364,7 @@ class DecodeService:
             context_tokens=min(runner.context_tokens, self._settings.context_tokens or runner.context_tokens),
             vocabulary_size=runner.vocabulary_size,
             computes_prompts=self._settings.computes_prompts,
+            adapters=runner.adapters,
         )
 
     def _gauges(self) -> DecodeGauges:

@@ -8,7 +8,7 @@ Neither changes any token.
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from decode_svc.drafts import DraftSource, LookupDrafts, Wish
@@ -196,7 +196,7 @@ class Speculation:
         if not drafts:
             return rows
         self._memory.take(seat.holding, rows.end_position + len(drafts))
-        return Rows(rows.sequence, (*rows.token_ids, *drafts), rows.first_position, rows.pages, True, draft_tokens=len(drafts))
+        return replace(rows, token_ids=(*rows.token_ids, *drafts), draft_tokens=len(drafts))
 
     def _forget_ended(self) -> None:
         assert self._source is not None

@@ -14,8 +14,9 @@ from engine.sequence import CanNotGoOn, Earlier, SequenceSpec, StopSpec
 from kv_transfer.offer import BadGrant, Peer, peer_from_proto
 from lifecycle.deadlines import Limits
 from lifecycle.finish import Cause, Ending, FinishReason
-from lifecycle.prefix_keys import SALT_BYTES
+from lifecycle.prefix_keys import SALT_BYTES, adapted_salt
 from lifecycle.record import AttemptKey
+from member.adapters import adapter_of
 from rpc.status import StatusError, Violation, invalid_argument
 from tandem.pools.v1 import decode_pb2 as pb
 from tandem.v1 import inference_pb2 as v1
@@ -186,6 +187,7 @@ def parse_open(message: pb.Open, me: Identity, eos_ids: frozenset[int]) -> Reque
         earlier=earlier,
         log_probs=log_probs,
         scores_prompt=scored,
+        adapter=message.adapter.name,
     )
     others = _outputs(spec, choices)
     return Request(
@@ -202,7 +204,7 @@ def parse_open(message: pb.Open, me: Identity, eos_ids: frozenset[int]) -> Reque
         slow_reader=SLOW_READERS.get(message.slow_reader, SlowReader.PAUSE),
         hold_s=message.hold_s,
         grammar=grammar,
-        salt=bytes(message.tenant_salt),
+        salt=adapted_salt(bytes(message.tenant_salt), adapter_of(message)),
         most_computed_tokens=message.most_computed_tokens if message.HasField("most_computed_tokens") else None,
     )
 

@@ -4,7 +4,7 @@ A backend is registered by name with the setups it can serve. At load the first 
 plain reference on random data of the model's own geometry, and kept for the life of the runner.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,9 +12,9 @@ import torch
 
 from engine.batch import LayerMarks
 from engine.core_share import Loan
-from engine.model_weights import ModelWeights, PackedLinear
+from engine.model_weights import LowRank, ModelWeights, PackedLinear
 from engine.quantisation import WeightQuantisation
-from engine.step import Step
+from engine.step import Ints, Step
 from models.config import Activation
 
 AUTO = "auto"
@@ -70,6 +70,14 @@ class Setup:
         return (self.heads + self.vectors * self.kv_heads) * self.head_dim
 
 
+@dataclass(frozen=True, slots=True)
+class RowsUpdate:
+    """What is added to the products of some rows: those of one adapter. rows: int64, ascending."""
+
+    rows: Ints
+    update: LowRank
+
+
 class WholeStep(Protocol):
     """A decoder step as one call."""
 
@@ -90,6 +98,8 @@ class Backend(Protocol):
 
     `begin` comes first in a step, then layers in order. Sums of norms, softmax and dot products are float32.
     Arguments named `own_` may be overwritten; the result may share their memory.
+    updates: added to a product before anything else is done with it. Rows without one have the bits that they have without any,
+    and what a row's update adds does not depend on the others.
     """
 
     @property
@@ -112,15 +122,25 @@ class Backend(Protocol):
         """The matrix [vocabulary, hidden] that makes logits."""
         ...
 
+    def pack_update(self, down: torch.Tensor, up: torch.Tensor) -> LowRank:
+        """down [rank, in], up [out, rank] in float32, on the setup's device, for `linear` and `linear_add`. Never quantised."""
+        ...
+
+    def pack_gate_up_update(self, down: torch.Tensor, up: torch.Tensor) -> LowRank:
+        """up [2 * intermediate, rank], gates then ups, for `gated`."""
+        ...
+
     def begin(self, step: Step) -> None:
         """Take in a step's integers and clear the pages it begins."""
         ...
 
-    def linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
+    def linear(self, x: torch.Tensor, packed: PackedLinear, updates: Sequence[RowsUpdate] = ()) -> torch.Tensor:
         """[T, in] to [T, out]."""
         ...
 
-    def linear_add(self, x: torch.Tensor, packed: PackedLinear, own_residual: torch.Tensor) -> torch.Tensor:
+    def linear_add(
+        self, x: torch.Tensor, packed: PackedLinear, own_residual: torch.Tensor, updates: Sequence[RowsUpdate] = ()
+    ) -> torch.Tensor:
         """[T, in] to [T, out], added to own_residual [T, out]."""
         ...
 
@@ -128,7 +148,7 @@ class Backend(Protocol):
         """Root mean square norm of [T, hidden] times weight."""
         ...
 
-    def gated(self, x: torch.Tensor, gate_up: PackedLinear) -> torch.Tensor:
+    def gated(self, x: torch.Tensor, gate_up: PackedLinear, updates: Sequence[RowsUpdate] = ()) -> torch.Tensor:
         """[T, in] to activation(gate) * up, [T, intermediate]."""
         ...
 

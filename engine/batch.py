@@ -12,6 +12,7 @@ class Rows:
     pages: one page table per KV group, covering at least first_position + len(token_ids) tokens; entries beyond are ignored.
     wants_logits: whether the last token's logits are returned. all_logits: with it, those of every token are, in order.
     draft_tokens: all token_ids but the first are drafts, and the logits of every token are returned; 0: there are none.
+    adapter: name of the adapter that computes them; empty: the base model.
     """
 
     sequence: str
@@ -21,6 +22,7 @@ class Rows:
     wants_logits: bool
     all_logits: bool = False
     draft_tokens: int = 0
+    adapter: str = ""
 
     def __post_init__(self) -> None:
         if len(self.token_ids) == 0:
@@ -45,7 +47,7 @@ class Rows:
         if not self.draft_tokens:
             return (self,)
         return tuple(
-            Rows(f"{self.sequence}+{place}", (token,), self.first_position + place, self.pages, True)
+            Rows(f"{self.sequence}+{place}", (token,), self.first_position + place, self.pages, True, adapter=self.adapter)
             for place, token in enumerate(self.token_ids)
         )
 

@@ -1,16 +1,16 @@
 """The decoder of the Llama family: Llama, Mistral, Qwen2, Qwen3 and Gemma 3 differ only in what their weights contain and in
 what their layers see."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from engine.backend import Backend
+from engine.backend import Backend, RowsUpdate
 from engine.batch import LayerMarks
 from engine.core_share import NO_LOAN, Loan
-from engine.model_weights import LayerWeights, ModelWeights, PackedLinear
-from engine.step import Step
+from engine.model_weights import AdapterLayer, LayerWeights, LowRank, ModelWeights, PackedLinear
+from engine.step import AdapterRows, Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,8 @@ class Decoder:
         last = len(weights.layers) - 1
         for index, (layer, place) in enumerate(zip(weights.layers, self._places, strict=True)):
             keeper = self._backends[place.group]
-            qkv = self._qkv(backend.norm(residual, layer.attention_norm), layer)
+            changes = self._changes(step.adapted, index)
+            qkv = self._qkv(backend.norm(residual, layer.attention_norm), layer, changes)
             qkv = keeper.rotate_and_store(qkv, place.layer, layer.head_norms)
             if marks is not None and index + 1 in marks.layers:
                 marks.told(index + 1)
@@ -75,29 +76,55 @@ class Decoder:
             attended = keeper.attend(qkv, place.layer)
             if index == last:
                 attended, residual = attended.index_select(0, wanted), residual.index_select(0, wanted)
-            residual = self._behind(attended, layer, residual)
+                changes = self._changes(step.adapted_logits, index)
+            residual = self._behind(attended, layer, residual, changes)
         if wanted.shape[0] == 0:
             return torch.empty((0, weights.embedding.shape[0]), dtype=torch.float32, device=device)
         return backend.logits(backend.norm(residual, weights.final_norm), weights.head)
 
-    def _qkv(self, x: torch.Tensor, layer: LayerWeights) -> torch.Tensor:
+    def _changes(self, adapted: Sequence[AdapterRows], layer: int) -> "_Changes":
+        return _Changes(tuple((each, self.weights.adapters[each.adapter][layer]) for each in adapted))
+
+    def _qkv(self, x: torch.Tensor, layer: LayerWeights, changes: "_Changes") -> torch.Tensor:
         backend, query = self._backends[0], layer.query
-        qkv = backend.linear(x, layer.qkv)
+        qkv = backend.linear(x, layer.qkv, changes.of(lambda adapter: adapter.qkv))
         if query is None:
             return qkv
         queries = backend.linear(backend.norm(backend.linear(x, query.down), query.norm), query.up)
         return torch.cat([queries, qkv], dim=1)
 
-    def _behind(self, attended: torch.Tensor, layer: LayerWeights, own_residual: torch.Tensor) -> torch.Tensor:
+    def _behind(
+        self, attended: torch.Tensor, layer: LayerWeights, own_residual: torch.Tensor, changes: "_Changes"
+    ) -> torch.Tensor:
         """What follows attention in a layer."""
-        residual = self._added(attended, layer.output, layer.attention_post_norm, own_residual)
-        hidden = self._backends[0].gated(self._backends[0].norm(residual, layer.mlp_norm), layer.gate_up)
-        return self._added(hidden, layer.down, layer.mlp_post_norm, residual)
+        backend = self._backends[0]
+        changed = changes.of(lambda adapter: adapter.output)
+        residual = self._added(attended, layer.output, layer.attention_post_norm, own_residual, changed)
+        changed = changes.of(lambda adapter: adapter.gate_up)
+        hidden = backend.gated(backend.norm(residual, layer.mlp_norm), layer.gate_up, changed)
+        return self._added(hidden, layer.down, layer.mlp_post_norm, residual, changes.of(lambda adapter: adapter.down))
 
     def _added(
-        self, x: torch.Tensor, packed: PackedLinear, post_norm: torch.Tensor | None, own_residual: torch.Tensor
+        self,
+        x: torch.Tensor,
+        packed: PackedLinear,
+        post_norm: torch.Tensor | None,
+        own_residual: torch.Tensor,
+        updates: Sequence[RowsUpdate],
     ) -> torch.Tensor:
         backend = self._backends[0]
         if post_norm is None:
-            return backend.linear_add(x, packed, own_residual)
-        return own_residual.add_(backend.norm(backend.linear(x, packed), post_norm))
+            return backend.linear_add(x, packed, own_residual, updates)
+        return own_residual.add_(backend.norm(backend.linear(x, packed, updates), post_norm))
+
+
+@dataclass(frozen=True, slots=True)
+class _Changes:
+    """What adapters change in one layer, for the rows that have them."""
+
+    adapters: tuple[tuple[AdapterRows, AdapterLayer], ...]
+
+    def of(self, which: Callable[[AdapterLayer], LowRank | None]) -> tuple[RowsUpdate, ...]:
+        """The updates of one product."""
+        found = ((each.rows, which(layer)) for each, layer in self.adapters)
+        return tuple(RowsUpdate(rows, update) for rows, update in found if update is not None)

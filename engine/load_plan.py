@@ -6,6 +6,7 @@ from typing import Protocol
 
 import torch
 
+from engine.adapters import AdapterFolder
 from engine.backend import Registry
 from engine.batch import LayerMarks
 from engine.core_share import NO_LOAN, Loan
@@ -51,6 +52,7 @@ class LoadPlan:
     backend: str
     quantisation: WeightQuantisation
     progress: Callable[[LoadProgress], None] | None
+    adapters: tuple[AdapterFolder, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

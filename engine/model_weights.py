@@ -1,6 +1,7 @@
 """A model's weights as the decoder uses them."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 
@@ -49,12 +50,31 @@ class LayerWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class LowRank:
+    """What an adapter adds to a product: up(down(x)), with the adapter's scale in `up`. Packed by a backend for itself."""
+
+    down: PackedLinear
+    up: PackedLinear
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterLayer:
+    """What an adapter changes in one layer; None where it changes nothing."""
+
+    qkv: LowRank | None = None
+    output: LowRank | None = None
+    gate_up: LowRank | None = None
+    down: LowRank | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ModelWeights:
     """embedding: [vocabulary, hidden]; head: the same matrix when tied, packed. embedding_scale: what its rows are multiplied
-    with, rounded to their dtype."""
+    with, rounded to their dtype. adapters: by name, a value for each layer."""
 
     embedding: torch.Tensor
     layers: tuple[LayerWeights, ...]
     final_norm: torch.Tensor
     head: PackedLinear
     embedding_scale: float = 1.0
+    adapters: Mapping[str, tuple[AdapterLayer, ...]] = field(default_factory=dict)

@@ -77,6 +77,10 @@ def load_modules(plan: LoadPlan, config: ModuleConfig) -> Loaded:
         raise ValueError(
             f"total_pages is {slab.memory.units}; modules of transformers are tried on pages: the least is {LEAST_PAGES}"
         )
+    if plan.adapters:
+        raise UnsupportedModel(
+            f"adapters has {plan.adapters[0].name!r}; modules of transformers, which compute {config.architecture}, take none"
+        )
     if plan.quantisation is not WeightQuantisation.OFF:
         raise UnsupportedModel(
             f"weight_quantisation is {plan.quantisation.value!r}; {config.architecture} is computed by transformers' modules, "

@@ -1,11 +1,12 @@
 """The slow, plain backend that others are compared with: everything in float32, one sequence at a time, no clever step."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 
-from engine.backend import Registration, Setup, WholeStep
-from engine.model_weights import ModelWeights, PackedLinear
+from engine.backend import Registration, RowsUpdate, Setup, WholeStep
+from engine.model_weights import LowRank, ModelWeights, PackedLinear
 from engine.quantisation import WeightQuantisation, quantise
 from engine.step import Step
 from models.config import Activation
@@ -36,22 +37,30 @@ class ReferenceBackend:
     def pack_head(self, weight: torch.Tensor) -> PackedLinear:
         return self.pack(weight, None)
 
+    def pack_update(self, down: torch.Tensor, up: torch.Tensor) -> LowRank:
+        return LowRank(*(PackedLinear(each, None, each.shape[1], each.shape[0]) for each in (down, up)))
+
+    def pack_gate_up_update(self, down: torch.Tensor, up: torch.Tensor) -> LowRank:
+        return self.pack_update(down, up)
+
     def begin(self, step: Step) -> None:
         self._step = step
         for page in step.fresh_pages.tolist():
             self._setup.pool[page] = 0
 
-    def linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
-        return self._product(x, packed).to(x.dtype)
+    def linear(self, x: torch.Tensor, packed: PackedLinear, updates: Sequence[RowsUpdate] = ()) -> torch.Tensor:
+        return self._updated(x, packed, updates).to(x.dtype)
 
-    def linear_add(self, x: torch.Tensor, packed: PackedLinear, own_residual: torch.Tensor) -> torch.Tensor:
-        return (self._product(x, packed) + own_residual.float()).to(x.dtype)
+    def linear_add(
+        self, x: torch.Tensor, packed: PackedLinear, own_residual: torch.Tensor, updates: Sequence[RowsUpdate] = ()
+    ) -> torch.Tensor:
+        return (self._updated(x, packed, updates) + own_residual.float()).to(x.dtype)
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return self._unit(x.float()).mul(weight.float()).to(x.dtype)
 
-    def gated(self, x: torch.Tensor, gate_up: PackedLinear) -> torch.Tensor:
-        gate, up = self._product(x, gate_up).chunk(2, dim=-1)
+    def gated(self, x: torch.Tensor, gate_up: PackedLinear, updates: Sequence[RowsUpdate] = ()) -> torch.Tensor:
+        gate, up = self._updated(x, gate_up, updates).chunk(2, dim=-1)
         if self._setup.activation is Activation.SILU:
             return (gate * torch.sigmoid(gate) * up).to(x.dtype)
         inner = math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)
@@ -110,6 +119,15 @@ class ReferenceBackend:
         if packed.scales is not None:
             product = product * packed.scales
         return product if packed.bias is None else product + packed.bias.float()
+
+    def _updated(self, x: torch.Tensor, packed: PackedLinear, updates: Sequence[RowsUpdate]) -> torch.Tensor:
+        """One row after the other, so that none depends on its neighbours."""
+        product = self._product(x, packed)
+        for each in updates:
+            for row in each.rows.tolist():
+                inner = x[row].float() @ each.update.down.weight.T
+                product[row] += inner @ each.update.up.weight.T
+        return product
 
     def _unit(self, x: torch.Tensor) -> torch.Tensor:
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self._setup.rms_eps)

@@ -6,6 +6,7 @@ from typing import Protocol, Self
 
 import torch
 
+from engine.adapters import AdapterFolder, load_adapters
 from engine.backend import AUTO, Registry
 from engine.backend_check import BACKENDS, choose_backends
 from engine.batch import Batch, LayerMarks
@@ -22,6 +23,7 @@ from engine.step import StepLimits, build_steps
 from engine.weights import LoadProgress, WeightLoader, WeightSource
 from engine.weights_gguf import GgufSource
 from engine.weights_safetensors import SafetensorsSource
+from lifecycle.adapters import Adapter
 from models import load_config
 from models.config import ModelConfig
 from models.module_config import ModuleConfig
@@ -65,6 +67,11 @@ class Runner(Protocol):
     def context_tokens(self) -> int: ...
 
     @property
+    def adapters(self) -> tuple[Adapter, ...]:
+        """Those that rows may name."""
+        ...
+
+    @property
     def slabs(self) -> tuple[SlabMemory, ...]:
         """One slab per KV group, in the order of layout.groups; a unit is a page, page 0 is the null page."""
         ...
@@ -103,8 +110,9 @@ class ModelRunner:
         limits: Sequence[StepLimits],
         backend: str,
         cores: Cores | None = None,
+        adapters: Sequence[Adapter] = (),
     ) -> None:
-        """slabs, limits: one for each KV group. cores: what steps may use beside their own threads."""
+        """slabs, limits: one for each KV group. cores: what steps may use beside their own threads. adapters: the decoder's."""
         self.decoder = decoder
         self._cores = cores or OwnCores()
         self._limits = tuple(limits)
@@ -116,6 +124,7 @@ class ModelRunner:
         self.vocabulary_size = limits[0].vocabulary_size
         self.context_tokens = limits[0].context_tokens
         self.backend = backend
+        self.adapters = tuple(adapters)
 
     @classmethod
     def load(
@@ -133,14 +142,15 @@ class ModelRunner:
         progress: Callable[[LoadProgress], None] | None = None,
         registry: Registry = BACKENDS,
         cores: Cores | None = None,
+        adapters: Sequence[AdapterFolder] = (),
     ) -> Self:
         """Read the weights, take the KV memory and choose a backend.
 
         dtype: "bfloat16" or "float32", of weights, activations and KV. weight_quantisation: "off", or "int8" for the matrices of
         linear layers and of the logits. total_pages: of each KV group, with the null page;
         window_pages: says it for a group behind a window.
-        threads: of torch in this whole process. Raises ValueError for a setting outside its limits, UnsupportedModel,
-        WeightsError, BackendUnfit, and MemoryError when the pages do not fit.
+        threads: of torch in this whole process. adapters: those that rows may name. Raises ValueError for a setting outside its
+        limits, UnsupportedModel, WeightsError, AdapterError, BackendUnfit, and MemoryError when the pages do not fit.
         """
         _check_settings(dtype, total_pages, threads)
         torch.set_num_threads(threads)
@@ -151,13 +161,17 @@ class ModelRunner:
         counts = [total_pages if group.window is None or not window_pages else window_pages(group) for group in layout.groups]
         slabs = tuple(allocate_slab(count, group.page_bytes, device) for count, group in zip(counts, layout.groups, strict=True))
         reach = _reach(config.context_tokens, groups, slabs)
-        plan = LoadPlan(ref, torch.device(device), DTYPES[dtype], groups, slabs, reach, registry, backend, quantisation, progress)
+        plan = LoadPlan(
+            ref, torch.device(device), DTYPES[dtype], groups, slabs, reach, registry, backend, quantisation, progress,
+            tuple(adapters),
+        )  # fmt: skip
         loaded = load_modules(plan, config) if isinstance(config, ModuleConfig) else _load_llama(plan, config)
+        names = frozenset(each.name for each in adapters)
         limits = [
-            StepLimits(config.vocabulary_size, config.context_tokens, group.page_tokens, slab.memory.units, group.window)
+            StepLimits(config.vocabulary_size, config.context_tokens, group.page_tokens, slab.memory.units, group.window, names)
             for group, slab in zip(layout.groups, slabs, strict=True)
         ]
-        return cls(loaded.decoder, layout, slabs, limits, loaded.backend, cores)
+        return cls(loaded.decoder, layout, slabs, limits, loaded.backend, cores, [each.adapter for each in adapters])
 
     def run(self, batch: Batch, marks: LayerMarks | None = None) -> torch.Tensor:
         drafts_apart = batch.draft_tokens > 0 and not self.decoder.chunks_read_as_rows
@@ -208,6 +222,8 @@ def _load_llama(plan: LoadPlan, config: ModelConfig) -> Loaded:
     chosen = choose_backends(plan.registry, plan.backend, setups)
     with torch.inference_mode():
         weights = WeightLoader(_source(plan.ref, config), config, chosen[0], plan.device, plan.dtype).load(plan.progress)
+        if plan.adapters:
+            weights = replace(weights, adapters=load_adapters(plan.adapters, config, chosen[0], plan.device))
     return Loaded(Decoder(weights, chosen, layer_places(plan.groups)), chosen[0].name)
 
 

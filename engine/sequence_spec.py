@@ -61,7 +61,8 @@ class SequenceSpec:
     context_tokens: the model's limit; the prompt fits into it. utf8_policy None: bytes that are no character are an
     error, unless a limit, a cancel or a failure cut the output inside one. log_probs: for how many most likely tokens
     log-probabilities are told beside each chosen one's own; None tells none. scores_prompt: with log_probs, those of the prompt's
-    tokens are told too, so all of it is computed with its logits. grammar: what the text must be.
+    tokens are told too, so all of it is computed with its logits. grammar: what the text must be. adapter: name of the one that
+    computes it; empty: the base model.
     """
 
     key: AttemptKey
@@ -76,6 +77,7 @@ class SequenceSpec:
     grammar: CompiledGrammar | None = None
     log_probs: int | None = None
     scores_prompt: bool = False
+    adapter: str = ""
 
     def __post_init__(self) -> None:
         if self.index < 0:

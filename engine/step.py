@@ -24,13 +24,15 @@ NULL_PAGE = 0
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """What a batch is checked against; anything else is the caller's bug and raises ValueError. The last three: of one group."""
+    """What a batch is checked against; anything else is the caller's bug and raises ValueError. page_tokens to
+    window: of one group. adapters: names of those that rows may have."""
 
     vocabulary_size: int
     context_tokens: int
     page_tokens: int
     total_pages: int
     window: int | None = None
+    adapters: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,14 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterRows:
+    """All rows of a step that one adapter computes. rows: int64, ascending."""
+
+    adapter: str
+    rows: Ints
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """One packed step of T rows, of which the first `len(decode_lengths)` are single tokens, as one KV group sees it.
 
@@ -61,6 +71,7 @@ class Step:
     decode_pages: int64 [B, most pages], page tables padded with the null page.
     fresh_pages: pages that are begun and not filled in this step; they are cleared first.
     logit_rows: int64 [R], packed rows whose logits are wanted, in the order of the batch.
+    adapted: the rows that have adapters, by adapter; of the others none. adapted_logits: the same among logit_rows.
     """
 
     token_ids: Ints
@@ -72,6 +83,8 @@ class Step:
     chunks: tuple[Chunk, ...]
     fresh_pages: Ints
     logit_rows: Ints
+    adapted: tuple[AdapterRows, ...] = ()
+    adapted_logits: tuple[AdapterRows, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +97,8 @@ class _Packed:
     token_ids: Ints
     positions: Ints
     logit_rows: Ints
+    adapted: tuple[AdapterRows, ...]
+    adapted_logits: tuple[AdapterRows, ...]
 
 
 def build_step(batch: Batch, limits: StepLimits) -> Step:
@@ -108,7 +123,26 @@ def _pack(batch: Batch) -> _Packed:
     chunk_positions = (np.arange(rows.first_position, rows.end_position, dtype=np.int64) for rows in chunked)
     positions = np.concatenate([ends - 1, *chunk_positions])
     token_ids = np.fromiter(chain.from_iterable(rows.token_ids for rows in chain(decode, chunked)), np.int64, positions.size)
-    return _Packed(decode, chunked, ends, token_ids, positions, _logit_rows(batch, decode, chunked))
+    logit_rows = _logit_rows(batch, decode, chunked)
+    adapted = _adapted(decode, chunked) if any(rows.adapter for rows in batch.rows) else ()
+    return _Packed(decode, chunked, ends, token_ids, positions, logit_rows, adapted, _adapted_among(logit_rows, adapted))
+
+
+def _adapted(decode: Sequence[Rows], chunked: Sequence[Rows]) -> tuple[AdapterRows, ...]:
+    spans: dict[str, list[Ints]] = {}
+    start = 0
+    for rows in chain(decode, chunked):
+        end = start + len(rows.token_ids)
+        if rows.adapter:
+            spans.setdefault(rows.adapter, []).append(np.arange(start, end, dtype=np.int64))
+        start = end
+    return tuple(AdapterRows(adapter, np.concatenate(spans[adapter])) for adapter in sorted(spans))
+
+
+def _adapted_among(wanted: Ints, adapted: Sequence[AdapterRows]) -> tuple[AdapterRows, ...]:
+    """The places in `wanted` of the rows that have adapters."""
+    places = ((each.adapter, np.flatnonzero(np.isin(wanted, each.rows))) for each in adapted)
+    return tuple(AdapterRows(adapter, rows) for adapter, rows in places if rows.size)
 
 
 def _group_step(packed: _Packed, group: int, limits: StepLimits) -> Step:
@@ -134,11 +168,15 @@ def _group_step(packed: _Packed, group: int, limits: StepLimits) -> Step:
         chunks=chunks,
         fresh_pages=_fresh_pages(write_pages, offsets, limits.page_tokens),
         logit_rows=packed.logit_rows,
+        adapted=packed.adapted,
+        adapted_logits=packed.adapted_logits,
     )
 
 
 def _check_reach(rows: Rows, limits: Sequence[StepLimits]) -> None:
     end, context_tokens = rows.end_position, limits[0].context_tokens
+    if rows.adapter and rows.adapter not in limits[0].adapters:
+        raise ValueError(f"sequence {rows.sequence} has the adapter {rows.adapter!r}, which is not loaded")
     if end > context_tokens:
         raise ValueError(f"sequence {rows.sequence} reaches {end} tokens; context_tokens is {context_tokens}")
     if len(rows.pages) != len(limits):

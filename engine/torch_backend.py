@@ -1,15 +1,18 @@
 """The backend that needs nothing but torch: packed linears where oneDNN has them, gather and SDPA for attention."""
 
+from collections.abc import Sequence
+
 import torch
 from torch.nn import functional
 
-from engine.backend import Registration, Setup, WholeStep
-from engine.model_weights import ModelWeights, PackedLinear
+from engine.backend import Registration, RowsUpdate, Setup, WholeStep
+from engine.model_weights import LowRank, ModelWeights, PackedLinear
 from engine.quantisation import WeightQuantisation
 from engine.step import Step
 from engine.torch_chunk import LEAST_PRODUCT_QUERIES, ChunkAttention, ProductChunks, SdpaChunks, padded_keys, product_fits
 from engine.torch_linear import Linears, QuantisedLinears, choose_linears, padded
 from engine.torch_plan import ChunkPlan, DecodeBucket, Planner, StepPlan
+from engine.torch_updates import TorchUpdates
 from models.config import Activation
 
 NAME = "torch"
@@ -26,6 +29,7 @@ class TorchBackend:
         self._setup = setup
         self._linears = _linears(setup, setup.dtype)
         self._head_linears = _linears(setup, torch.float32)
+        self._updates = TorchUpdates(setup.device)
         self._planner = Planner(setup)
         self._plan: StepPlan | None = None
         self._sdpa = SdpaChunks(setup)
@@ -48,6 +52,12 @@ class TorchBackend:
         """Kept in float32: no CPU product of bfloat16 matrices in torch returns float32, and logits rounded to bfloat16 tie."""
         return self._head_linears.pack(weight.to(torch.float32), None)
 
+    def pack_update(self, down: torch.Tensor, up: torch.Tensor) -> LowRank:
+        return self._updates.pack(down, up)
+
+    def pack_gate_up_update(self, down: torch.Tensor, up: torch.Tensor) -> LowRank:
+        return self._updates.pack(down, up)
+
     def begin(self, step: Step) -> None:
         self._plan = plan = self._planner.plan(step)
         self._sdpa.begin()
@@ -56,17 +66,19 @@ class TorchBackend:
         if plan.gathered_pages * self._page_rows.shape[1] > self._gathered.numel():
             self._gathered = self._page_rows.new_empty(plan.gathered_pages * self._page_rows.shape[1])
 
-    def linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
-        return self._linears.apply(x, packed)
+    def linear(self, x: torch.Tensor, packed: PackedLinear, updates: Sequence[RowsUpdate] = ()) -> torch.Tensor:
+        return self._updates.add(x, self._linears.apply(x, packed), updates)
 
-    def linear_add(self, x: torch.Tensor, packed: PackedLinear, own_residual: torch.Tensor) -> torch.Tensor:
-        return own_residual.add_(self._linears.apply(x, packed))
+    def linear_add(
+        self, x: torch.Tensor, packed: PackedLinear, own_residual: torch.Tensor, updates: Sequence[RowsUpdate] = ()
+    ) -> torch.Tensor:
+        return own_residual.add_(self.linear(x, packed, updates))
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return functional.rms_norm(x, (x.shape[1],), weight, self._setup.rms_eps)
 
-    def gated(self, x: torch.Tensor, gate_up: PackedLinear) -> torch.Tensor:
-        gate, up = self._linears.apply(x, gate_up).chunk(2, dim=1)
+    def gated(self, x: torch.Tensor, gate_up: PackedLinear, updates: Sequence[RowsUpdate] = ()) -> torch.Tensor:
+        gate, up = self.linear(x, gate_up, updates).chunk(2, dim=1)
         return (functional.silu(gate) if self._silu else functional.gelu(gate, approximate="tanh")).mul_(up)
 
     def rotate_and_store(self, own_qkv: torch.Tensor, layer: int, head_norms: torch.Tensor | None) -> torch.Tensor:

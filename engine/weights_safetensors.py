@@ -17,9 +17,11 @@ READABLE = frozenset({"F32", "F16", "BF16"})
 class SafetensorsSource:
     """Implements engine.weights.WeightSource over a Hugging Face directory. Files stay open (mapped) as long as this lives."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, only_file: str | None = None) -> None:
+        """only_file: nothing else is read; None: the model's file, or its shards. Raises WeightsError."""
+        files = [only_file] if only_file else _files(directory)
         # The library has no types: Any stands for its handles and slices.
-        self._files: dict[str, Any] = {file: self._open(directory / file) for file in _files(directory)}
+        self._files: dict[str, Any] = {file: self._open(directory / file) for file in files}
         self._file_of = {name: file for file, handle in self._files.items() for name in handle.keys()}  # noqa: SIM118
 
     @staticmethod

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
+from lifecycle.adapters import Adapter
+
 #: 128 bits: two different prefixes of one tenant never meet by chance, and those of two tenants begin with different salts.
 KEY_BYTES = 16
 #: Bytes of a tenant's salt.
@@ -24,8 +26,8 @@ _LENGTH = struct.Struct("<Q")
 class PrefixIdentity:
     """What beside the tokens and the tenant decides the bytes of a page.
 
-    layout: fingerprint of the pages' geometry, groups and dtype included. adapter: id of the adapter; empty for none. positions:
-    how positions enter the KV, such as the settings of rope. page_tokens: tokens in a page.
+    layout: fingerprint of the pages' geometry, groups and dtype included. positions: how positions enter the KV, such as the
+    settings of rope. page_tokens: tokens in a page. What differs by request, its tenant and its adapter, is in the salt.
     """
 
     model_snapshot: str
@@ -33,7 +35,6 @@ class PrefixIdentity:
     positions: str
     cache_dtype: str
     page_tokens: int
-    adapter: str = ""
 
     def __post_init__(self) -> None:
         if self.page_tokens < 1:
@@ -42,7 +43,7 @@ class PrefixIdentity:
     @property
     def digest(self) -> bytes:
         """KEY_BYTES that differ whenever any field differs."""
-        fields = (self.model_snapshot, self.layout, self.positions, self.cache_dtype, str(self.page_tokens), self.adapter)
+        fields = (self.model_snapshot, self.layout, self.positions, self.cache_dtype, str(self.page_tokens))
         return _hash(b"tandem-prefix", *(field.encode() for field in fields))
 
 
@@ -83,6 +84,12 @@ def tenant_salt(tenant: str) -> bytes:
     """What keeps the prefixes of tenants apart: made by a router from the tenant that it has authenticated, never told by a
     client."""
     return _hash(b"tandem-tenant", tenant.encode())[:SALT_BYTES]
+
+
+def adapted_salt(salt: bytes, adapter: Adapter | None) -> bytes:
+    """What the chains of a tenant begin with where an adapter computed the pages: another for each content of an adapter. Made by
+    members and routers alike. Without an adapter, and without a salt, it is the salt."""
+    return salt if adapter is None or not salt else _hash(b"tandem-adapter", salt, adapter.identity.encode())[:SALT_BYTES]
 
 
 def short(key: bytes) -> int:

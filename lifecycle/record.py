@@ -37,6 +37,7 @@ class RequestRecord:
     detach_s: how long it may run without a reader, in seconds; None ends it when the last reader leaves.
     rpc_bound: whether its overall clock is the deadline of the call that it came with.
     final_only: whether its output is told with its end alone, so that an end that is told without it is not the whole end.
+    adapter: name of the one asked for; empty: none.
     terminal_sequence_no: number of the Completed event, known at the end; None when the router that knew it is lost.
     """
 
@@ -57,6 +58,7 @@ class RequestRecord:
     detach_s: float | None = None
     rpc_bound: bool = False
     final_only: bool = False
+    adapter: str = ""
     transitions: list[Transition] = field(default_factory=list)
     ending: Ending | None = None
     usage: Usage = field(default_factory=Usage)

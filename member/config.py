@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Annotated, Literal
 
+from engine.adapters import MAX_ADAPTERS
 from kv_transfer.content import content_crc32
 from kv_transfer.ports import Range
 from models import DEFAULT_MODEL
@@ -25,6 +26,18 @@ class MemberSettings(ServerSettings, kw_only=True, frozen=True, forbid_unknown_f
         Literal["off", "int8"],
         setting("int8 keeps the matrices of linear layers so, with a scale for each output; the same for prefill and decode."),
     ] = "off"
+    adapters: Annotated[
+        tuple[str, ...],
+        setting(
+            "LoRA adapters that requests may name, each a folder as PEFT writes it; the same for prefill and decode.",
+            form="name=folder",
+            max_length=MAX_ADAPTERS,
+        ),
+    ] = ()
+    adapter_max_rank: Annotated[int, setting("Greatest rank of an adapter's matrix.", ge=1, le=1024)] = 64
+    adapter_max_bytes: Annotated[
+        int, setting("Largest file of an adapter's weights.", "bytes", ge=1024, le=64 * 1024 * 1024 * 1024)
+    ] = 1024 * 1024 * 1024
     backend: Annotated[str, setting("Engine backend.", min_length=1, max_length=64)] = "auto"
     threads: Annotated[int, setting("Threads of the engine's arithmetic; 0: one for each core.", ge=0, le=1024)] = 0
     core_share: Annotated[

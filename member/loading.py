@@ -3,6 +3,7 @@
 from functools import partial
 from pathlib import Path
 
+from engine.adapters import AdapterLimits, open_adapters, parse_adapters
 from engine.core_share import Cores, CoreShare, OwnCores
 from engine.layout import GroupLayout
 from engine.pages import MAX_PAGES
@@ -14,8 +15,10 @@ from models import ModelRef
 def load_runner(settings: MemberSettings, ref: ModelRef, name: str) -> ModelRunner:
     """Weights, KV memory and backend, as `ModelRunner.load` says; takes seconds, so not on the event loop.
 
-    name: the member's. Raises ValueError, too, when the folder of `core_share` can not be used.
+    name: the member's. Raises ValueError, too, when the folder of `core_share` can not be used, and AdapterError.
     """
+    limits = AdapterLimits(settings.adapter_max_rank, settings.adapter_max_bytes)
+    adapters = open_adapters(parse_adapters(settings.adapters), limits)
     return ModelRunner.load(
         ref,
         dtype=settings.dtype,
@@ -26,6 +29,7 @@ def load_runner(settings: MemberSettings, ref: ModelRef, name: str) -> ModelRunn
         threads=settings.engine_threads,
         backend=settings.backend,
         cores=_cores(settings, name),
+        adapters=adapters,
     )
 
 

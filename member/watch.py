@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
+from lifecycle.adapters import Adapter
 from member.prefix_feed import PrefixFeed, PrefixNews
 from rpc.application import lasting
 from rpc.status import StatusError, draining, resource_exhausted
@@ -51,6 +52,7 @@ class MemberInfo:
     computes_prompts: bool = False
     sequence_pages: int = 0
     prefix_identity: bytes = b""
+    adapters: tuple[Adapter, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +210,7 @@ def _info_message(info: MemberInfo) -> Any:
         computes_prompts=info.computes_prompts,
         sequence_pages=info.sequence_pages,
         prefix_identity=info.prefix_identity,
+        adapters=[grant_pb2.Adapter(name=each.name, identity=each.identity) for each in info.adapters],
     )
 
 

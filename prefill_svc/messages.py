@@ -18,13 +18,14 @@ REVOKED = "revoked"
 DEADLINE = "deadline"
 LEASE_EXPIRED = "lease_expired"
 MODEL_ERROR = "model_error"
+UNKNOWN_ADAPTER = "unknown_adapter"
 ABANDONED = "abandoned"
 
 #: What another member may not share: what it has loaded and how it is laid out (members of old and new settings serve beside
 #: each other while they are replaced), how full it is, which other prompts were in the step that failed.
 RETRYABLE = frozenset(
     {
-        *(DRAINING, WRONG_INCARNATION, UNKNOWN_MODEL, LAYOUT_MISMATCH, QUEUE_FULL, TOO_LONG),
+        *(DRAINING, WRONG_INCARNATION, UNKNOWN_MODEL, LAYOUT_MISMATCH, QUEUE_FULL, TOO_LONG, UNKNOWN_ADAPTER),
         *(REVOKED, TRANSFER_FAILED, LEASE_EXPIRED, MODEL_ERROR),
     }
 )
@@ -34,7 +35,8 @@ RETRYABLE = frozenset(
 class Submit:
     """Compute a prompt and fill a grant. remaining_s: seconds until the request's clock runs out; None is no limit.
 
-    salt: the tenant's, for the prefix cache; empty: the prompt has nothing to do with it.
+    salt: for the prefix cache, of tenant and adapter; empty: the prompt has nothing to do with it. adapter: name of the one that
+    computes it; empty: the base model.
     """
 
     key: AttemptKey
@@ -43,6 +45,7 @@ class Submit:
     priority: int
     remaining_s: float | None
     salt: bytes = b""
+    adapter: str = ""
 
     @property
     def grant_id(self) -> str:

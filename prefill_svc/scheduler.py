@@ -157,7 +157,7 @@ class PrefillScheduler:
                 continue
             budget -= tokens
             ids = job.submit.prompt_token_ids[job.computed_tokens : job.computed_tokens + tokens]
-            rows.append(Rows(job.grant_id, ids, job.computed_tokens, job.held.tables, last))
+            rows.append(Rows(job.grant_id, ids, job.computed_tokens, job.held.tables, last, adapter=job.submit.adapter))
             chunks.append(Chunk(job.grant_id, tokens, job.staging_row if last else None))
         return StepPlan(Batch(tuple(rows)), tuple(chunks)) if chunks else None
 

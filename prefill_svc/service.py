@@ -113,7 +113,8 @@ class PrefillService:
         self._engine = self._parts.make_engine(self._worker, self._inbox, self._frame.crashed)
         self._statistics = scheduler.statistics()
         self._info = self._describe(runner, pools[0].usable_pages, context_tokens)
-        self._servicer.open(Identity(self._frame.name, self._frame.incarnation, runner.layout.model_snapshot), source)
+        me = Identity(self._frame.name, self._frame.incarnation, runner.layout.model_snapshot, runner.adapters)
+        self._servicer.open(me, source)
         self._metrics.gauges_from(self._gauges)
         statistics = runner.statistics
         self._metrics.model_from(
@@ -260,5 +261,6 @@ class PrefillService:
             vocabulary_size=runner.vocabulary_size,
             max_sequences=self._settings.max_jobs,
             max_queued_tokens=self._settings.max_queued_tokens,
+            adapters=runner.adapters,
             prefix_identity=identity_of(runner.layout.prefix_keys if self._settings.prefix_cache else None),
         )

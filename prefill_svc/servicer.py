@@ -8,8 +8,10 @@ from typing import Any
 
 from kv_transfer.offer import NAME_CHARACTERS_MAX, BadGrant, LayoutMismatch, grant_from_proto
 from kv_transfer.plan import SourceMemory, plan
-from lifecycle.prefix_keys import SALT_BYTES
+from lifecycle.adapters import Adapter
+from lifecycle.prefix_keys import SALT_BYTES, adapted_salt
 from lifecycle.record import AttemptKey
+from member.adapters import adapter_of, lacks_adapter
 from member.drain_door import DrainDoor
 from member.inbox import Inbox, InboxFull
 from prefill_svc import messages as m
@@ -34,6 +36,7 @@ class Identity:
     member: str
     incarnation: str
     model_snapshot: str
+    adapters: tuple[Adapter, ...] = ()
 
 
 class _Call:
@@ -141,6 +144,9 @@ class PrefillServicer(pb_grpc.PrefillServiceServicer):
             return m.Failed(grant_id, m.WRONG_INCARNATION, f"{self._identity.member} runs as {self._identity.incarnation}")
         if request.model_snapshot != self._identity.model_snapshot:
             return m.Failed(grant_id, m.UNKNOWN_MODEL, f"{self._identity.member} serves {self._identity.model_snapshot}")
+        adapter = adapter_of(request)
+        if lacking := lacks_adapter(self._identity.adapters, adapter):
+            return m.Failed(grant_id, m.UNKNOWN_ADAPTER, f"{self._identity.member}: {lacking}")
         if not request.prompt_token_ids:
             return m.Failed(grant_id, m.BAD_GRANT, "prompt_token_ids is empty")
         if len(request.tenant_salt) not in (0, SALT_BYTES):
@@ -160,7 +166,8 @@ class PrefillServicer(pb_grpc.PrefillServiceServicer):
             prompt_token_ids=tuple(request.prompt_token_ids),
             priority=request.priority,
             remaining_s=request.remaining_s if request.HasField("remaining_s") else None,
-            salt=bytes(request.tenant_salt),
+            salt=adapted_salt(bytes(request.tenant_salt), adapter),
+            adapter=adapter.name if adapter else "",
         )
 
     def _trace(

@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
-from lifecycle.prefix_keys import tenant_salt
 from lifecycle.record import AttemptKey
 from router import turnstile
 from router.budget import BudgetBook
@@ -163,10 +162,12 @@ class Admission:
         waiting = Waiting(request.request_id, request.tenant, request.priority, request.prompt_tokens, arrived_at)
         key = AttemptKey(request.request_id, 1)
         alone = request.delivery.scores_prompt
-        prefix = PromptPrefix(request.prompt_token_ids, tenant_salt(request.tenant))
+        prefix = PromptPrefix(request.prompt_token_ids, request.prefix_salt)
         prompt, most = request.prompt_tokens, request.max_output_tokens
         made = request.choices.made
-        return Place(waiting, prompt, most, key, alone=alone, prefix=prefix, outputs=made, future=self._future())
+        return Place(
+            waiting, prompt, most, key, alone=alone, prefix=prefix, outputs=made, adapter=request.adapter, future=self._future()
+        )
 
     def _leave(self, place: Place) -> None:
         held = place.admitted is not None

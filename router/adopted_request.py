@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from lifecycle.adapters import Adapter
 from lifecycle.deadlines import Deadlines, Limits
 from lifecycle.record import RequestRecord
 from router.pool_messages import OUTPUT_MODES, SLOW_READERS, UTF8_POLICIES
@@ -44,6 +45,7 @@ def adopted_request(record: RequestRecord, opening: Any, model: ServedModel) -> 
         limits=Limits(inter_token_s=opening.inter_token_s if opening.HasField("inter_token_s") else None),
         grammar=rule_from(opening.grammar) if opening.HasField("grammar") else None,
         choices=Choices(opening.told_choices or made, made),
+        adapter=Adapter(opening.adapter.name, opening.adapter.identity) if opening.HasField("adapter") else None,
     )
 
 

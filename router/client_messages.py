@@ -84,6 +84,7 @@ def record_message(record: RequestRecord) -> Any:
         tenant=record.tenant,
         model=record.model,
         model_snapshot=record.model_snapshot,
+        adapter=record.adapter,
         state=STATES[record.state],
         attempt=record.attempt,
         priority=record.priority,

@@ -30,6 +30,8 @@ REFUSAL_LABELS = {
     "STORE_UNAVAILABLE": "store_away",
     "DRAINING": "draining",
     "UNKNOWN_MODEL": "unknown_model",
+    "UNKNOWN_ADAPTER": "unknown_adapter",
+    "ADAPTER_MISMATCH": "unknown_adapter",
     "IDEMPOTENCY_KEY_REUSED": "id_conflict",
 }
 _QUEUE_REASONS = {

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol, TypeVar
 
+from lifecycle.adapters import Adapter
+
 
 class Role(Enum):
     """Which pool."""
@@ -33,6 +35,7 @@ class MemberInfo:
     computes_prompts: bool
     sequence_pages: int = 0
     prefix_identity: bytes = b""
+    adapters: tuple[Adapter, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

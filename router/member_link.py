@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 
+from lifecycle.adapters import Adapter
 from router.member_facts import MemberInfo, MemberLoad, Role
 from router.prefix_hints import PrefixHints, PrefixNews
 from router.streams import EOF
@@ -201,6 +202,7 @@ def _info(info: Any) -> MemberInfo:
         computes_prompts=info.computes_prompts,
         sequence_pages=info.sequence_pages,
         prefix_identity=info.prefix_identity,
+        adapters=tuple(Adapter(each.name, each.identity) for each in info.adapters),
     )
 
 

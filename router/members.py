@@ -12,9 +12,11 @@ from dataclasses import dataclass
 
 import grpc
 
+from lifecycle.adapters import Adapter
+from router import adapters
 from router.budget import Capacity
 from router.discovery import resolve
-from router.member_facts import largest
+from router.member_facts import MemberInfo, largest
 from router.member_link import LinkSettings, Member, MemberLink, Role
 from router.nearness import Hints
 from router.prefix_hints import PrefixHints
@@ -139,6 +141,18 @@ class Members:
             member_tokens=max((member.info.max_queued_tokens for member in prefill), default=None),
         )
 
+    def adapter(self, name: str) -> Adapter:
+        """The adapter that a name means now. Raises StatusError, as router.adapters.chosen."""
+        return adapters.chosen(name, *self._infos())
+
+    def adapters(self) -> list[str]:
+        """Names of the adapters that can be asked for now."""
+        return sorted({each.name for each in adapters.servable(*self._infos())})
+
+    def _infos(self) -> tuple[list[MemberInfo], list[MemberInfo]]:
+        decode, prefill = ([member.info for member in self.usable(role)] for role in (Role.DECODE, Role.PREFILL))
+        return decode, prefill
+
     def faults(self) -> list[str]:
         """Sentences about members that are there but cannot be used."""
         found = []
@@ -150,7 +164,7 @@ class Members:
                 found.append(f"{member.name} at {address} is listed as {pool.value} but is not one")
             elif member.info.model_snapshot != self._model.snapshot:
                 found.append(f"{member.name} at {address} serves another model snapshot: {member.info.model_snapshot}")
-        return found
+        return [*found, *adapters.unlike(member.info for role in Role for member in self.usable(role))]
 
     def statistics(self) -> dict[str, int]:
         """Members by pool and condition, for gauges."""

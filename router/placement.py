@@ -13,6 +13,7 @@ from enum import Enum
 from functools import partial
 from typing import Protocol, TypeVar
 
+from lifecycle.adapters import Adapter
 from router.nearness import FAR, Near, Nearness
 
 #: Assumed prompt speed of a member that has not measured its own yet, in tokens per second.
@@ -66,6 +67,7 @@ class DecodeView:
     computes_prompts: bool = False
     draining: bool = False
     stale: bool = False
+    adapters: tuple[Adapter, ...] = ()
     inflight_pages: int = 0
     inflight_sequences: int = 0
     inflight_tokens: int = 0
@@ -82,6 +84,7 @@ class PrefillView:
     draining: bool = False
     stale: bool = False
     inflight_tokens: int = 0
+    adapters: tuple[Adapter, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +111,8 @@ class Need:
     local: LocalLimits = field(default_factory=LocalLimits)
     #: Outputs of the prompt, each a sequence of the decode member.
     outputs: int = 1
+    #: What computes it; None: the base model, which every member has.
+    adapter: Adapter | None = None
 
 
 class Refusal(Enum):
@@ -115,6 +120,7 @@ class Refusal(Enum):
 
     EXCLUDED = "excluded"
     DRAINING = "draining"
+    NO_ADAPTER = "no_adapter"
     NO_PAGES = "no_pages"
     NO_SEQUENCE = "no_sequence"
     NO_TOKENS = "no_tokens"
@@ -149,8 +155,9 @@ def choose(
     """Pick a decode member and a prefill member, of each pool the cheapest of `compared` that `rng` draws with room.
 
     Members with a stale snapshot are drawn only when there is no other. A decode member that computes prompts needs no
-    prefill member and gets none when the cell has none to use (none there, draining, excluded). Where prefill members are
-    merely full the request waits for them: computing long prompts beside running sequences would slow all of those.
+    prefill member and gets none when the cell has none to use (none there, draining, excluded, without the adapter). Where
+    prefill members are merely full the request waits for them: computing long prompts beside running sequences would slow all
+    of those.
 
     Members that are thought to have most of the prompt are compared with those that were drawn. A decode member that lacks little
     of it computes that itself, as far as `need.local` goes.
@@ -262,6 +269,8 @@ def prefill_refusal(need: Need, view: PrefillView) -> Refusal | None:
         return Refusal.EXCLUDED
     if view.draining:
         return Refusal.DRAINING
+    if need.adapter is not None and need.adapter not in view.adapters:
+        return Refusal.NO_ADAPTER
     if view.waiting_tokens + view.inflight_tokens + need.prompt_tokens > view.max_queued_tokens:
         return Refusal.NO_TOKENS
     return None
@@ -273,6 +282,8 @@ def decode_refusal(need: Need, view: DecodeView) -> Refusal | None:
         return Refusal.EXCLUDED
     if view.draining:
         return Refusal.DRAINING
+    if need.adapter is not None and need.adapter not in view.adapters:
+        return Refusal.NO_ADAPTER
     if _sequences(view) + need.outputs > view.max_sequences:
         return Refusal.NO_SEQUENCE
     if need.pages > view.free_pages - view.inflight_pages:

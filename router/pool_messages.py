@@ -154,6 +154,7 @@ def open_message(
         echo_prompt=request.delivery.echo_prompt,
         tenant_salt=tenant_salt(request.tenant),
         most_computed_tokens=most_computed_tokens,
+        adapter=_adapter(request),
         choices=resume.choices,
         told_choices=request.choices.told if request.choices.ranked else 0,
         ranks_only=request.choices.ranked and request.delivery.log_probs is None,
@@ -177,7 +178,13 @@ def prefill_message(dispatch: Dispatch, prefill: Member, grant: Any) -> Any:
         traceparent=dispatch.traceparent,
         incarnation=prefill.info.incarnation,
         tenant_salt=tenant_salt(request.tenant),
+        adapter=_adapter(request),
     )
+
+
+def _adapter(request: ValidatedRequest) -> Any:
+    adapter = request.adapter
+    return None if adapter is None else grant_pb2.Adapter(name=adapter.name, identity=adapter.identity)
 
 
 def seat_end(ended: Any) -> SeatEnd:

@@ -9,7 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+from lifecycle.adapters import Adapter
 from lifecycle.prefix_keys import PrefixKeys
+from router.adapters import servable
 from router.member_facts import KnownMember, M, Role, largest
 from router.placement import DecodeView, Need, PrefillView
 from router.unseen import Unseen
@@ -132,7 +134,10 @@ class PoolViews(Generic[M]):
         #: Makes the keys that members know prefixes by; None while they keep none.
         self.prefix_keys: PrefixKeys | None = None
         self.expected_output_tokens = 0
+        #: What members have that goes together, see router.adapters.
+        self.adapters: frozenset[Adapter] = frozenset()
         self._expected: list[int] = []
+        self._seen: tuple[dict[str, M], dict[str, M]] = ({}, {})
 
     def refresh(self, now: float) -> bool:
         """Bring everything up to date with the members' news; False without a decode pool."""
@@ -143,7 +148,9 @@ class PoolViews(Generic[M]):
             self.prefix_keys = PrefixKeys(most.prefix_identity, most.page_tokens) if most.prefix_identity else None
         if decode:
             self._expect(decode)
-        self._raise_room(decode, self.prefill.refresh(self._pools, now))
+        prefill = self.prefill.refresh(self._pools, now)
+        self._see_adapters()
+        self._raise_room(decode, prefill)
         return bool(self.decode.views)
 
     def sent(self, decode: M, prefill: M | None, now: float) -> None:
@@ -155,6 +162,14 @@ class PoolViews(Generic[M]):
         """A request found no member although `room` let it through: see what is left exactly."""
         self.room = Room(0, None)
         self._raise_room(range(len(self.decode.views)), range(len(self.prefill.views)))
+
+    def _see_adapters(self) -> None:
+        """What a member has is fixed for its life, so only another set of members can change it."""
+        decode, prefill = self.decode.members, self.prefill.members
+        if self._seen[0] is not decode or self._seen[1] is not prefill:
+            self._seen = (decode, prefill)
+            infos = [[member.info for member in members.values()] for members in self._seen]
+            self.adapters = servable(*infos)
 
     def _expect(self, places: Sequence[int]) -> None:
         """The member is chosen after the demand is known: what the most careful one promises."""
@@ -199,6 +214,7 @@ def _decode_view(member: KnownMember, sent: Unseen, stale: bool) -> DecodeView:
         computes_prompts=info.computes_prompts,
         draining=load.draining,
         stale=stale,
+        adapters=info.adapters,
         inflight_pages=sent.pages,
         inflight_sequences=sent.sequences,
         inflight_tokens=sent.tokens,
@@ -214,6 +230,7 @@ def _prefill_view(member: KnownMember, sent: Unseen, stale: bool) -> PrefillView
         draining=member.load.draining,
         stale=stale,
         inflight_tokens=sent.tokens,
+        adapters=member.info.adapters,
     )
 
 

@@ -16,6 +16,9 @@ from enum import Enum
 
 from router.queue_lanes import Entry, Heap, Lane, Scan, Waiting, first, thinned
 
+#: For each request that one `take` looks at, so many are passed over whose members are not there.
+ABSENT_LOOKS = 8
+
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
@@ -46,6 +49,8 @@ class Fit(Enum):
     """The pools are short: those behind it may pass it a bounded number of times."""
     TENANT_SHORT = "tenant_short"
     """Only its tenant's own budget is short: its tenant waits, nobody else does."""
+    ABSENT = "absent"
+    """No member has what it needs, however empty they are: it waits, and holds nobody back."""
 
 
 class QueueFull(Exception):
@@ -151,12 +156,17 @@ class WaitingQueue:
         self, scan: Scan, fits: Callable[[Waiting], Fit], passed: list[Entry], looks: int
     ) -> tuple[Entry | None, int, bool]:
         """The entry to take from one lane, the looks that are left, and whether an entry holds back all behind it."""
+        absent = 0
         while looks and (entry := scan.next()) is not None:
             looks -= 1
             answer = fits(entry.waiting)
             if answer is Fit.YES:
                 return entry, looks, False
-            if answer is Fit.TENANT_SHORT:
+            if answer is Fit.ABSENT:
+                absent += 1
+                # It cost next to nothing; and there may be many of them in front of others.
+                looks += absent <= self.limits.lookahead * ABSENT_LOOKS
+            elif answer is Fit.TENANT_SHORT:
                 scan.skip_tenant(entry.waiting.tenant)
             elif entry.passes >= self.limits.max_passes:
                 return None, looks, True

@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 from enum import Enum
 
+from lifecycle.adapters import Adapter
 from lifecycle.deadlines import Limits
+from lifecycle.prefix_keys import adapted_salt, tenant_salt
 from text.grammar_rule import GrammarRule
 
 
@@ -150,6 +152,7 @@ class Examined:
     limits: Limits
     grammar: GrammarRule | None = None
     choices: Choices = Choices()
+    adapter: Adapter | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +161,7 @@ class ValidatedRequest:
 
     `fingerprint` is a hash of the body as the client sent it (without the id): the same id with another fingerprint is
     another request. `limits` hold the request's own clocks with the server's defaults filled in, in seconds. `grammar`: what the
-    output must be.
+    output must be. `adapter`: with the content that its members must have; None: the base model.
     """
 
     request_id: str
@@ -175,6 +178,12 @@ class ValidatedRequest:
     limits: Limits
     grammar: GrammarRule | None = None
     choices: Choices = Choices()
+    adapter: Adapter | None = None
+
+    @property
+    def prefix_salt(self) -> bytes:
+        """What the keys of its pages begin with at every member."""
+        return adapted_salt(tenant_salt(self.tenant), self.adapter)
 
     @property
     def prompt_tokens(self) -> int:

@@ -314,4 +314,5 @@ def _new_record(cell: Cell, arrival: Arrival) -> RequestRecord:
         detach_s=request.delivery.detach_s,
         rpc_bound=arrival.rpc_bound,
         final_only=request.delivery.output_mode is OutputMode.FINAL_ONLY and not request.choices.several,
+        adapter=request.adapter.name if request.adapter else "",
     )

@@ -147,12 +147,14 @@ class InferenceServicer:
             vocabulary_size=model.vocabulary_size,
             prefill_members=len(members.taking(Role.PREFILL)),
             decode_members=len(members.taking(Role.DECODE)),
+            adapters=members.adapters(),
         )
         return pb.ListModelsResponse(models=[one])
 
     def _examined(self, raw: bytes, context: Any) -> Examined:
         message = parse(pb.GenerateRequest, raw)
-        return validation.examine(message, self._tenant(context), self._door.model, self._limits, lambda: secrets.randbits(64))
+        door, tenant = self._door, self._tenant(context)
+        return validation.examine(message, tenant, door.model, self._limits, lambda: secrets.randbits(64), door.members.adapter)
 
     async def _validated(self, examined: Examined) -> ValidatedRequest:
         token_ids = await self._door.encoder.encode(examined.prompt)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Generic
 
+from lifecycle.adapters import Adapter
 from lifecycle.record import AttemptKey
 from router.budget import BudgetBook, Claim, Demand, Limits, Scope, Seats, Ticket, claims, estimate
 from router.member_facts import M, Role
@@ -74,6 +75,8 @@ class Place(Generic[M]):
     prefix: PromptPrefix = field(default_factory=PromptPrefix)
     #: Outputs of the prompt that are still to be made. With several, `chosen_tokens` is 0: they have the prompt alone in common.
     outputs: int = 1
+    #: What computes it; None: the base model.
+    adapter: Adapter | None = None
 
     @property
     def request_id(self) -> str:
@@ -186,7 +189,8 @@ class Turnstile(Generic[M]):
         left = max(1, place.max_output_tokens - chosen_tokens)
         views = self._views
         demand = estimate(place.prompt_tokens + chosen_tokens, left, views.page_tokens, sequence_pages=views.sequence_pages)
-        return self._choose(Need(0, demand.pages, moved=True), self._views.decode.views, (), self._rng).placement is not None
+        need = Need(0, demand.pages, moved=True, adapter=place.adapter)
+        return self._choose(need, self._views.decode.views, (), self._rng).placement is not None
 
     def look(self, now: float) -> Iterator[Place[M]]:
         """Give tickets to all that fit now, one after the other; to be iterated to its end."""
@@ -223,6 +227,8 @@ class Turnstile(Generic[M]):
         place, views = self._places[waiting.request_id], self._views
         if now < place.not_before:
             return Fit.NO
+        if place.adapter is not None and place.adapter not in views.adapters:
+            return Fit.ABSENT
         chosen, expected = place.chosen_tokens, views.expected_output_tokens
         demand = estimate(
             place.prompt_tokens + chosen,
@@ -236,7 +242,9 @@ class Turnstile(Generic[M]):
             demand = Demand(prefill_tokens=0, pages=demand.pages)
         avoid = frozenset(name for name, until in place.excluded.items() if until > now)
         near, local = self._near(place), self._local(place)
-        need = Need(demand.prefill_tokens, demand.pages, avoid, place.moved, place.alone, near, local, place.outputs)
+        need = Need(
+            demand.prefill_tokens, demand.pages, avoid, place.moved, place.alone, near, local, place.outputs, place.adapter
+        )
         if not views.room.could_fit(need):
             return Fit.NO
         choice = self._choose(need, views.decode.views, views.prefill.views, self._rng)

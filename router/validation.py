@@ -7,6 +7,7 @@ at the lengths once the prompt is in tokens. Neither leaves anything behind.
 import hashlib
 from collections.abc import Callable, Iterable
 
+from lifecycle.adapters import NAME_CHARACTERS, Adapter
 from lifecycle.deadlines import Limits
 from router import limits as bound
 from router.budget import Capacity, never_fits
@@ -59,15 +60,22 @@ _CLOCKS = ("queue", "first_token", "inter_token", "overall")
 
 
 def examine(
-    message: pb.GenerateRequest, tenant: str, model: ServedModel, server: RequestLimits, draw_seed: Callable[[], int]
+    message: pb.GenerateRequest,
+    tenant: str,
+    model: ServedModel,
+    server: RequestLimits,
+    draw_seed: Callable[[], int],
+    adapter: Callable[[str], Adapter],
 ) -> Examined:
     """Checks everything but lengths in tokens. Raises StatusError: INVALID_ARGUMENT with all violations, or NOT_FOUND.
 
-    `draw_seed` gives the seed of a request that names none, an unsigned 64-bit number.
+    `draw_seed` gives the seed of a request that names none, an unsigned 64-bit number; `adapter` what a name means, or raises
+    StatusError.
     """
     findings = Findings()
     _check_id(findings, message.request_id)
     findings.name("model", message.model, bound.MODEL_NAME_BYTES)
+    findings.name("adapter", message.adapter, NAME_CHARACTERS)
     prompt = _prompt(findings, message, model)
     sampling = _sampling(findings, message.sampling, model, draw_seed)
     stop = _stop(findings, message.stop, model)
@@ -89,12 +97,7 @@ def examine(
         findings.add("utf8_policy", f"is no Utf8Policy; got {message.utf8_policy}", "UNKNOWN_VALUE")
     if findings.found:
         raise invalid_argument(findings.found)
-    if message.model not in ("", model.name):
-        raise not_found(
-            Resource("model", message.model, f"this cell serves {model.name}"),
-            "UNKNOWN_MODEL",
-            f"no model is called {message.model!r}; this cell serves {model.name!r}",
-        )
+    _check_model(message.model, model)
     return Examined(
         request_id=message.request_id,
         tenant=tenant,
@@ -110,7 +113,17 @@ def examine(
         limits=limits,
         grammar=grammar,
         choices=choices,
+        adapter=adapter(message.adapter) if message.adapter else None,
     )
+
+
+def _check_model(name: str, model: ServedModel) -> None:
+    if name not in ("", model.name):
+        raise not_found(
+            Resource("model", name, f"this cell serves {model.name}"),
+            "UNKNOWN_MODEL",
+            f"no model is called {name!r}; this cell serves {model.name!r}",
+        )
 
 
 def complete(
@@ -143,6 +156,7 @@ def complete(
         limits=examined.limits,
         grammar=examined.grammar,
         choices=examined.choices,
+        adapter=examined.adapter,
     )
 
 

@@ -39,6 +39,8 @@ class CellOptions:
     model: str
     dtype: str = "bfloat16"
     weight_quantisation: str = "off"
+    #: Adapters of all members, each as name=folder.
+    adapters: tuple[str, ...] = ()
     prefill_members: int = 1
     decode_members: int = 1
     routers: int = 1
@@ -118,6 +120,19 @@ def parse_setting(text: str) -> tuple[str, str]:
     return role, f"--{name.replace('_', '-')}={value}"
 
 
+def check_adapters(adapters: Sequence[str]) -> tuple[str, ...]:
+    """Entries of the form name=folder, the folders absolute. Raises BadOption."""
+    found = []
+    for entry in adapters:
+        name, _, folder = entry.partition("=")
+        if not name or not folder or "," in entry:
+            raise BadOption(f"--adapter {entry}: it must be name=folder, without a comma")
+        if not Path(folder).is_dir():
+            raise BadOption(f"--adapter {entry}: {folder} is no folder")
+        found.append(f"{name}={Path(folder).absolute()}")
+    return tuple(found)
+
+
 def check_listen(listen: str) -> None:
     """Raises BadOption for what is no host:port, CellFailed when something listens there already."""
     host, _, port = listen.rpartition(":")
@@ -186,6 +201,7 @@ def _member_argv(role: str, number: int, options: CellOptions, cores: str) -> li
         "model": options.model,
         "dtype": options.dtype,
         "weight-quantisation": options.weight_quantisation,
+        "adapters": ",".join(options.adapters),
         "threads": options.threads,
         "core-share": cores,
         "total-pages": -(-options.kv_tokens // PAGE_TOKENS) + 1,

@@ -22,8 +22,12 @@ from tandem_cli.record_view import as_dict, timeline
 from tandem_cli.up import up
 
 EPILOG = f"\b\nExit status:\n{exit_table()}"
+Prompt = Annotated[
+    str | None, typer.Argument(help="The prompt; - or nothing reads standard input, whose last line break is left out.")
+]
 Choices = Annotated[int | None, typer.Option(help="So many outputs of the prompt, shown one after the other.")]
 BestOf = Annotated[int | None, typer.Option(help="Make so many, and show the likeliest ones; goes with --final-only.")]
+Adapter = Annotated[str, typer.Option(help="Name of an adapter of the model; empty means the model as it is.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the text only.")]
 EventsAsJson = Annotated[bool, typer.Option("--json", help="Print each event of the stream as a JSON line.")]
 INT32_MAX = 2**31 - 1
@@ -43,9 +47,7 @@ app.add_typer(models_app, name="models")
 
 @app.command("generate", epilog=EPILOG)
 def generate_command(
-    prompt: Annotated[
-        str | None, typer.Argument(help="The prompt; - or nothing reads standard input, whose last line break is left out.")
-    ] = None,
+    prompt: Prompt = None,
     address: Address = DEFAULT_ADDRESS,
     model: Annotated[str, typer.Option(help="Name of a served model; empty means the only one.")] = "",
     system: Annotated[str, typer.Option(help="System message of the chat prompt.")] = "",
@@ -63,6 +65,7 @@ def generate_command(
     regex: Regex = None,
     ebnf: Ebnf = None,
     json_object: JsonObject = False,
+    adapter: Adapter = "",
     request_id: Annotated[str, typer.Option(help="Id of the request; drawn when empty.")] = "",
     priority: Annotated[int, typer.Option(help="-10 to 10; higher goes first.")] = 0,
     final_only: Annotated[bool, typer.Option("--final-only", help="Send the whole text at the end.")] = False,
@@ -87,7 +90,7 @@ def generate_command(
     request = pb.GenerateRequest(request_id=request_id or f"cli-{secrets.token_hex(8)}", grammar=grammar)
     text = _prompt_text(prompt)
     messages = [("system", system)] * bool(system) + [("user", text)]
-    values: dict[str, Any] = {"model": model, "priority": priority, "max_output_tokens": max_output_tokens}
+    values: dict[str, Any] = {"model": model, "adapter": adapter, "priority": priority, "max_output_tokens": max_output_tokens}
     values |= {"choices": choices, "best_of": best_of}
     _fill(request, values | ({"text": text} if raw else {}))
     for role, content in [] if raw else messages:

@@ -55,9 +55,10 @@ def models_served(address: Address = DEFAULT_ADDRESS, as_json: AsJson = False) -
         print(json.dumps([as_dict(model) for model in answer.models]))
         return
     rows = [
-        (m.name, m.snapshot[:12], str(m.context_tokens), str(m.prefill_members), str(m.decode_members)) for m in answer.models
+        (m.name, m.snapshot[:12], str(m.context_tokens), str(m.prefill_members), str(m.decode_members), ", ".join(m.adapters))
+        for m in answer.models
     ]
-    _print_table(("name", "snapshot", "context tokens", "prefill members", "decode members"), rows)
+    _print_table(("name", "snapshot", "context tokens", "prefill members", "decode members", "adapters"), rows)
 
 
 def _as_dict(ref: models.ModelRef) -> dict[str, str]:

@@ -74,9 +74,10 @@ def timeline(record: pb.RequestRecord) -> RenderableType:
         head.append(f", {label(pb.FinishReason, record.finish_reason)}")
     if record.cause:
         head.append(f" ({record.cause})")
+    adapter = f"  adapter {record.adapter}" if record.adapter else ""
     lines: list[RenderableType] = [
         head,
-        f"model {record.model} {record.model_snapshot[:12]}  tenant {record.tenant}",
+        f"model {record.model} {record.model_snapshot[:12]}{adapter}  tenant {record.tenant}",
         f"attempt {record.attempt}  priority {record.priority}",
         f"router {record.router or '-'}  prefill {record.prefill_member or '-'}  decode {record.decode_member or '-'}",
         _transitions(record),

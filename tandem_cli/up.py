@@ -10,13 +10,19 @@ import typer
 from rich.table import Table
 
 from models import DEFAULT_MODEL
-from tandem_cli.cell import BadOption, Cell, CellOptions, parse_setting
+from tandem_cli.cell import BadOption, Cell, CellOptions, check_adapters, parse_setting
 from tandem_cli.client import DEFAULT_ADDRESS
 from tandem_cli.exits import Exit, Failure
 from tandem_cli.local_cell import Teller, describe, teller, with_local_cell
 
 #: How often the processes are looked at.
 WATCH_S = 0.2
+
+
+Adapters = Annotated[
+    list[str] | None,
+    typer.Option(help="name=folder of a LoRA adapter, as PEFT writes it, that requests may name; may be repeated."),
+]
 
 
 class Dtype(StrEnum):
@@ -65,6 +71,7 @@ def up(
     weight_quantisation: Annotated[
         WeightQuantisation, typer.Option(help="int8 keeps the matrices of linear layers so: faster, and a little less exact.")
     ] = WeightQuantisation.OFF,
+    adapter: Adapters = None,
     threads: Annotated[int, typer.Option(min=1, max=1024, help="Threads of each member's engine.")] = 1,
     lend_cores: Annotated[
         bool, typer.Option(help="A member's step also uses the threads of members that have nothing to compute.")
@@ -84,11 +91,12 @@ def up(
     """Start a whole cell on this machine: store, routers, prefill and decode members. Ctrl-C or SIGTERM stops it."""
     try:
         extra = tuple(parse_setting(text) for text in settings or ())
+        adapters = check_adapters(adapter or ())
     except BadOption as error:
         raise Failure(Exit.BAD_INPUT, str(error)) from None
     options = CellOptions(
-        model, dtype, weight_quantisation, prefill, decode, routers, listen, metrics_port, redis_url, threads, lend_cores,
-        kv_tokens, context_tokens, transport, otlp_endpoint, log_level, extra,
+        model, dtype, weight_quantisation, adapters, prefill, decode, routers, listen, metrics_port, redis_url, threads,
+        lend_cores, kv_tokens, context_tokens, transport, otlp_endpoint, log_level, extra,
     )  # fmt: skip
     tell = teller(as_json)
     with_local_cell(options, tell, partial(_watch, tell), logs)

@@ -14,7 +14,7 @@ STEP_PARTS = ("plan", "draft", "model", "sample", "text", "publish")
 REFUSALS = (
     *("draining", "unknown_model", "wrong_incarnation", "no_pages", "no_landing_row", "too_many_sequences", "too_long"),
     *("duplicate_attempt", "inbox_full", "unknown_attempt", "bad_grammar", "grammar_costly", "grammar_busy", "cancelled"),
-    "prefix_gone",
+    *("prefix_gone", "unknown_adapter"),
 )
 #: How a push of a sequence's KV to another member ends: well, or with a cause of Pushed.
 MOVES = (*("pushed", "layout_mismatch", "bad_grant", "queue_full", "revoked", "abandoned", "transfer_failed", "lease_expired"),)

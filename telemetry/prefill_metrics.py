@@ -10,7 +10,7 @@ from telemetry.registry import Computed, MetricsRegistry, Samples
 #: How a prefill ends: well, or with a cause of PrefillFailed.
 OUTCOMES = (
     *("committed", "draining", "unknown_model", "wrong_incarnation", "layout_mismatch", "bad_grant", "queue_full", "too_long"),
-    *("revoked", "deadline", "transfer_failed", "lease_expired", "model_error", "abandoned"),
+    *("revoked", "deadline", "transfer_failed", "lease_expired", "model_error", "abandoned", "unknown_adapter"),
 )
 #: States of a page.
 PAGE_STATES = ("free", "owned", "cached", "granted", "quarantined", "pinned")

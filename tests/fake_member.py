@@ -73,6 +73,7 @@ class FakeMember:
         self.address = ""
         self.info_changes: dict[str, object] = {}
         self.load = member_pb2.MemberLoad()
+        self.adapters: list[grant_pb2.Adapter] = []
         self.silent = False
         #: What is told of the prefix cache with the next news, once.
         self.prefixes: member_pb2.PrefixNews | None = None
@@ -123,6 +124,7 @@ class FakeMember:
         )
         for key, value in self.info_changes.items():
             setattr(info, key, value)
+        info.adapters.extend(self.adapters)
         return info
 
     async def Watch(self, request: object, context: grpc.aio.ServicerContext) -> None:  # noqa: N802

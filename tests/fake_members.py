@@ -5,13 +5,13 @@ commits. Nothing is kinder than the real thing: seats live as long as their stre
 """
 
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import grpc
 
-from tandem.pools.v1 import member_pb2, member_pb2_grpc, prefill_pb2, prefill_pb2_grpc
+from tandem.pools.v1 import grant_pb2, member_pb2, member_pb2_grpc, prefill_pb2, prefill_pb2_grpc
 from tests.fake_decode import FakeDecode
 from tests.fake_member import SNAPSHOT, FakeMember, Gate
 
@@ -75,9 +75,13 @@ class FakePrefill(FakeMember, prefill_pb2_grpc.PrefillServiceServicer, member_pb
 
 @asynccontextmanager
 async def fake_pools(
-    prefills: int = 1, decodes: int = 1, decode_info: dict[str, object] | None = None
+    prefills: int = 1,
+    decodes: int = 1,
+    decode_info: dict[str, object] | None = None,
+    adapters: Mapping[str, dict[str, str]] | None = None,
 ) -> AsyncIterator[tuple[list[FakePrefill], list[FakeDecode]]]:
-    """Started fakes; `decode_info` changes what the decode members say they are."""
+    """Started fakes; `decode_info` changes what the decode members say they are; `adapters`: identities by name, by
+    member."""
     decode = [FakeDecode(f"decode-{number}") for number in range(decodes)]
     for one in decode:
         one.peers = decode
@@ -85,6 +89,8 @@ async def fake_pools(
     for one in decode:
         one.info_changes.update(decode_info or {})
     members: list[FakeMember] = [*decode, *prefill]
+    for member in members:
+        member.adapters += [grant_pb2.Adapter(name=n, identity=i) for n, i in (adapters or {}).get(member.name, {}).items()]
     try:
         for member in members:
             await member.start()

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -235,10 +235,11 @@ async def router_world(
     routers: int = 1,
     decode_info: dict[str, object] | None = None,
     lease_s: float = 5.0,
+    adapters: Mapping[str, dict[str, str]] | None = None,
     **changes: Any,
 ) -> AsyncIterator[World]:
     """A cell; at the end everything is stopped in order. `changes` are settings of the routers."""
-    async with fake_pools(prefills, decodes, decode_info) as (prefill, decode):
+    async with fake_pools(prefills, decodes, decode_info, adapters) as (prefill, decode):
         made: list[Process] = []
         clients: list[Client] = []
         links: list[Link] = []

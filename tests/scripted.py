@@ -15,10 +15,14 @@ from engine.batch import Batch, LayerMarks, Rows
 from engine.layout import GroupKind, GroupLayout, Layout
 from engine.runner import ModelError, RunnerStatistics
 from engine.slab import SlabMemory, allocate_slab
+from lifecycle.adapters import Adapter
 from text.detokeniser import Detokeniser, TextStream, TokenBytes, Utf8Policy, plain_table
 
 #: Longest wait for a step of a test's own making, in seconds.
 WAIT_S = 10.0
+
+#: Above the bits of a token id in a stored value: the number of the adapter that computed it.
+ADAPTER_SHIFT = 40
 
 
 class ScriptedTokenizer:
@@ -126,6 +130,7 @@ class ScriptedRunner:
         context_tokens: int = 128,
         snapshot: str = "scripted-model",
         window: int | None = None,
+        adapters: Sequence[Adapter] = (),
     ) -> None:
         groups = [GroupLayout(GroupKind.FULL, 1, 1, 1, page_tokens, "float32")]
         if window is not None:
@@ -134,6 +139,7 @@ class ScriptedRunner:
         self.window = window
         self.vocabulary_size = vocabulary_size
         self.context_tokens = context_tokens
+        self.adapters = tuple(adapters)
         self.page_tokens = page_tokens
         self.total_pages = total_pages
         slabs = [allocate_slab(total_pages, group.page_bytes) for group in groups]
@@ -166,14 +172,14 @@ class ScriptedRunner:
         logits = []
         for rows in batch.rows:
             self._write(rows)
-            history = self._read(rows)
+            adapter, history = rows.adapter, self._read(rows)
             known = len(history) - rows.draft_tokens
             if self.fail_when(history[:known]):
                 raise ModelError("the test wanted this step to fail")
             if rows.all_logits:
-                logits += [self._logits(history[: end + 1]) for end in range(rows.first_position, rows.end_position - 1)]
+                logits += [self._logits(history[: end + 1], adapter) for end in range(rows.first_position, rows.end_position - 1)]
             if rows.wants_logits:
-                logits += [self._logits(history[:end]) for end in range(known, len(history) + 1)]
+                logits += [self._logits(history[:end], adapter) for end in range(known, len(history) + 1)]
         if marks is not None and marks.layers:
             marks.told(1)
         return torch.stack(logits) if logits else torch.zeros(0, self.vocabulary_size)
@@ -185,35 +191,42 @@ class ScriptedRunner:
         """See Runner."""
         return RunnerStatistics(len(self.batches), sum(batch.scheduled_tokens for batch in self.batches), 0)
 
-    def next_token(self, history: tuple[int, ...]) -> int:
-        """What the script says after a history."""
+    def next_token(self, history: tuple[int, ...], adapter: str = "") -> int:
+        """What the script says after a history. An adapter says what comes without it, some letters on."""
+        if adapter:
+            return 97 + (self.next_token(history) + 1 + self._number(adapter)) % 26
         best = max((p for p in self.outputs if history[: len(p)] == p), key=len, default=None)
         if best is not None and len(history) - len(best) < len(self.outputs[best]):
             return self.outputs[best][len(history) - len(best)]
         return self._otherwise(history)
 
-    def said(self, prompt: Sequence[int], count: int) -> list[int]:
+    def said(self, prompt: Sequence[int], count: int, adapter: str = "") -> list[int]:
         """The first `count` greedy tokens after a prompt."""
         history = tuple(prompt)
         for _ in range(count):
-            history += (self.next_token(history),)
+            history += (self.next_token(history, adapter),)
         return list(history[len(prompt) :])
 
-    def _logits(self, history: tuple[int, ...]) -> torch.Tensor:
+    def _logits(self, history: tuple[int, ...], adapter: str) -> torch.Tensor:
         if self.poison_when(history):
             return torch.full((self.vocabulary_size,), float("nan"))
         row = torch.zeros(self.vocabulary_size)
         row[97:123] = self.letters
-        row[self.next_token(history)] = 100.0
+        row[self.next_token(history, adapter)] = 100.0
         return row
 
+    def _number(self, adapter: str) -> int:
+        """From 1; 0 for none."""
+        return 1 + [each.name for each in self.adapters].index(adapter) if adapter else 0
+
     def _write(self, rows: Rows) -> None:
+        mark = self._number(rows.adapter) << ADAPTER_SHIFT
         for table, kv in zip(rows.pages, (self._kv, *self._windowed), strict=True):
             for position, token in enumerate(rows.token_ids, rows.first_position):
                 page = table[position // self.page_tokens]
                 if not 0 < page < self.total_pages:
                     raise ValueError(f"page {page} of sequence {rows.sequence} is not one of 1 to {self.total_pages - 1}")
-                kv[page, position % self.page_tokens] = token + 1
+                kv[page, position % self.page_tokens] = mark + token + 1
 
     def _read(self, rows: Rows) -> tuple[int, ...]:
         count = -(-rows.end_position // self.page_tokens)
@@ -228,4 +241,7 @@ class ScriptedRunner:
             hidden = max(0, rows.first_position + 1 - group.window) - skipped
             if seen[hidden:] != stored[skipped + hidden :]:
                 raise ValueError(f"what the window of sequence {rows.sequence} shows from {skipped + hidden} on is not its own")
-        return tuple(value - 1 for value in stored)
+        mark = self._number(rows.adapter) << ADAPTER_SHIFT
+        if any(value >> ADAPTER_SHIFT << ADAPTER_SHIFT != mark for value in stored):
+            raise ValueError(f"sequence {rows.sequence} of adapter {rows.adapter!r} found pages that another adapter computed")
+        return tuple(value - mark - 1 for value in stored)

@@ -3,13 +3,17 @@
 A row's result is the same, bit for bit, whatever rows share its step and however its prompt was cut.
 """
 
+from collections.abc import Sequence
 from ctypes import byref
+from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.nn import functional
 
-from engine.backend import BackendUnfit, Registration, Setup, WholeStep
-from engine.model_weights import ModelWeights, PackedLinear
+from engine.backend import BackendUnfit, Registration, RowsUpdate, Setup, WholeStep
+from engine.model_weights import LowRank, ModelWeights, PackedLinear
 from engine.native import packing
 from engine.native.build import BuildFailed
 from engine.native.instruction_sets import PLAIN, sets_here
@@ -35,6 +39,14 @@ NAME = "native"
 HEAD_DIM_STEP = 32
 MAX_HEAD_DIM = 256
 PAGE_STEP = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Addends:
+    """addresses: uint64 [T], of what is added to each row's sums, 0 for nothing. sums: the tensors that they lie in."""
+
+    addresses: NDArray[np.uint64]
+    sums: tuple[torch.Tensor, ...]
 
 
 class NativeBackend:
@@ -64,16 +76,24 @@ class NativeBackend:
     def pack_head(self, weight: torch.Tensor) -> PackedLinear:
         return self._packer.pack(weight, None)
 
+    def pack_update(self, down: torch.Tensor, up: torch.Tensor) -> LowRank:
+        return self._packer.pack_update(down.to(self._setup.dtype), up.to(self._setup.dtype))
+
+    def pack_gate_up_update(self, down: torch.Tensor, up: torch.Tensor) -> LowRank:
+        return self._packer.pack_gate_up_update(down.to(self._setup.dtype), up.to(self._setup.dtype))
+
     def begin(self, step: Step) -> None:
         self._plan = plan(step)
         if step.fresh_pages.size:
             self._setup.pool[torch.from_numpy(step.fresh_pages)] = 0
 
-    def linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
-        return self._product(x, packed, FINISH_ROUND, None)
+    def linear(self, x: torch.Tensor, packed: PackedLinear, updates: Sequence[RowsUpdate] = ()) -> torch.Tensor:
+        return self._product(x, packed, FINISH_ROUND, None, updates)
 
-    def linear_add(self, x: torch.Tensor, packed: PackedLinear, own_residual: torch.Tensor) -> torch.Tensor:
-        return self._product(x, packed, FINISH_ADD, own_residual)
+    def linear_add(
+        self, x: torch.Tensor, packed: PackedLinear, own_residual: torch.Tensor, updates: Sequence[RowsUpdate] = ()
+    ) -> torch.Tensor:
+        return self._product(x, packed, FINISH_ADD, own_residual, updates)
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         x, out = x.contiguous(), torch.empty(x.shape, dtype=x.dtype)
@@ -91,8 +111,8 @@ class NativeBackend:
         )
         return out
 
-    def gated(self, x: torch.Tensor, gate_up: PackedLinear) -> torch.Tensor:
-        return self._product(x, gate_up, FINISH_SWIGLU, None)
+    def gated(self, x: torch.Tensor, gate_up: PackedLinear, updates: Sequence[RowsUpdate] = ()) -> torch.Tensor:
+        return self._product(x, gate_up, FINISH_SWIGLU, None, updates)
 
     def rotate_and_store(self, own_qkv: torch.Tensor, layer: int, head_norms: torch.Tensor | None) -> torch.Tensor:
         qkv = own_qkv.contiguous()
@@ -130,12 +150,31 @@ class NativeBackend:
         engines = Engines(self._library, self._threads, self._engine)
         return NativeStep(self._library, engines, self._setup.rope, self._geometry, self._pool, weights)
 
+    def _addends(self, x: torch.Tensor, updates: Sequence[RowsUpdate]) -> _Addends:
+        """What updates add to the sums of a product of x."""
+        addresses = np.zeros(x.shape[0], dtype=np.uint64)
+        all_sums = []
+        for each in updates:
+            inner = self._product(x[torch.from_numpy(each.rows)], each.update.down, FINISH_ROUND, None)
+            sums = self._product(inner, each.update.up, FINISH_FLOAT, None)
+            addresses[each.rows] = sums.data_ptr() + sums.stride(0) * sums.element_size() * np.arange(each.rows.size)
+            all_sums.append(sums)
+        return _Addends(addresses, tuple(all_sums))
+
     def _current(self) -> Plan:
         assert self._plan is not None, "begin() comes before the layers"
         return self._plan
 
-    def _product(self, x: torch.Tensor, packed: PackedLinear, finish: int, residual: torch.Tensor | None) -> torch.Tensor:
+    def _product(
+        self,
+        x: torch.Tensor,
+        packed: PackedLinear,
+        finish: int,
+        residual: torch.Tensor | None,
+        updates: Sequence[RowsUpdate] = (),
+    ) -> torch.Tensor:
         rows, inputs = x.shape
+        addends = self._addends(x, updates) if updates else None
         # What pads the inputs of a row must be zero.
         x = x.contiguous() if inputs % INPUT_BLOCK == 0 else functional.pad(x, (0, -inputs % INPUT_BLOCK))
         residual = None if residual is None else residual.contiguous()
@@ -150,6 +189,7 @@ class NativeBackend:
             residual_stride=packed.out_features,
             out=out.data_ptr(),
             out_stride=packed.out_features,
+            addends=None if addends is None else addends.addresses.ctypes.data,
         )
         self._library.linear(self._engine.address, byref(packing.describe(packed)), byref(product))
         return out

@@ -71,6 +71,7 @@ class Product(Structure):
         ("residual_stride", c_int64),
         ("out", c_void_p),
         ("out_stride", c_int64),
+        ("addends", c_void_p),
     )
 
 
@@ -84,6 +85,22 @@ class Layer(Structure):
         ("gate_up", Weight),
         ("down", Weight),
     )
+
+
+class Update(Structure):
+    _fields_ = (("down", Weight), ("up", Weight))
+
+
+class AdapterLayer(Structure):
+    _fields_ = (("qkv", Update), ("output", Update), ("gate_up", Update), ("down", Update))
+
+
+class AdapterRun(Structure):
+    _fields_ = (("layers", POINTER(AdapterLayer)), ("begin", c_int32), ("end", c_int32))
+
+
+class AdapterRows(Structure):
+    _fields_ = (("run_count", c_int32), ("runs", POINTER(AdapterRun)), ("count", c_int32), ("rows", c_void_p))
 
 
 class Model(Structure):
@@ -126,6 +143,8 @@ class StepArguments(Structure):
         ("own_threads", c_int32),
         ("recall_count", c_int32),
         ("recalls", POINTER(Recall)),
+        ("adapted", AdapterRows),
+        ("adapted_wanted", AdapterRows),
     )
 
 

@@ -3,7 +3,7 @@
 import torch
 from torch.nn import functional
 
-from engine.model_weights import PackedLinear
+from engine.model_weights import LowRank, PackedLinear
 from engine.native.arena import Arena
 from engine.native.library import INPUT_BLOCK, PANEL, Weight
 from engine.quantisation import WeightQuantisation, quantise
@@ -32,6 +32,18 @@ class Packer:
         intermediate, inputs = weight.shape[0] // 2, weight.shape[1]
         mixed_bias = None if bias is None else _mixed(bias[:, None])[:, 0]
         return self._packed(_mixed(weight), mixed_bias, inputs, intermediate)
+
+    def pack_update(self, down: torch.Tensor, up: torch.Tensor) -> LowRank:
+        """down [rank, in] and up [out, rank] in bfloat16, never quantised: their results are whole panels."""
+        return LowRank(self._whole(down), self._whole(up))
+
+    def pack_gate_up_update(self, down: torch.Tensor, up: torch.Tensor) -> LowRank:
+        """up [2 * intermediate, rank], gates then ups: its results are in the order of `pack_gate_up`."""
+        return self.pack_update(down, _mixed(up))
+
+    def _whole(self, weight: torch.Tensor) -> PackedLinear:
+        outputs, inputs = weight.shape
+        return PackedLinear(_panels(weight, self._arena), None, inputs, padded(outputs, PANEL))
 
     def _packed(self, weight: torch.Tensor, bias: torch.Tensor | None, inputs: int, columns: int) -> PackedLinear:
         if not self._quantised:

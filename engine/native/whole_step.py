@@ -9,6 +9,7 @@ import torch
 from engine.batch import LayerMarks
 from engine.core_share import Loan
 from engine.model_weights import LayerWeights, ModelWeights
+from engine.native.adapters import AdapterTables
 from engine.native.library import Engine, Geometry, Layer, Library, Model, Pool, Recall, StepArguments, Told
 from engine.native.packing import describe
 from engine.native.plan import plan
@@ -51,6 +52,7 @@ class NativeStep:
         self._kept = (weights, rope)
         self._layers = (Layer * len(weights.layers))(*(_layer(layer) for layer in weights.layers))
         self._vocabulary = weights.head.out_features
+        self._adapters = AdapterTables(weights.adapters)
         self._model = Model(
             geometry=geometry,
             hidden=weights.embedding.shape[1],
@@ -68,12 +70,14 @@ class NativeStep:
         teller = _Teller(planned.arguments, marks)
         logits = torch.empty((step.logit_rows.size, self._vocabulary), dtype=torch.float32)
         planned.arguments.logits = logits.data_ptr()
+        described = self._adapters.describe(step, planned.arguments)  # must live as long as the call
         recalls = (Recall * len(loan.recalls))(*(Recall(each.address, each.seen) for each in loan.recalls))
         planned.arguments.own_threads = self._engines.own_threads
         planned.arguments.recall_count, planned.arguments.recalls = len(recalls), recalls
         engine = self._engines.with_spare(loan.threads)
         if self._call(engine.address, byref(self._model), byref(planned.arguments)):
             raise MemoryError(f"no memory for a step of {step.positions.size} rows")
+        del described
         teller.finish()
         return logits
 

@@ -142,6 +142,7 @@ async def test_many_at_once_each_get_their_own_text() -> None:
     [
         ({"incarnation": "other"}, "wrong_incarnation", True),
         ({"model_snapshot": "other"}, "unknown_model", True),
+        ({"adapter": grant_pb2.Adapter(name="polite", identity="aa")}, "unknown_adapter", True),
         ({"max_output_tokens": 1000}, "too_long", False),
     ],
 )

@@ -261,6 +261,7 @@ async def test_drain_of_unknown_and_foreign_grants() -> None:
     [
         ({"incarnation": "another"}, "wrong_incarnation"),
         ({"model_snapshot": "another"}, "unknown_model"),
+        ({"adapter": grant_pb2.Adapter(name="polite", identity="aa")}, "unknown_adapter"),
         ({"prompt_token_ids": []}, "bad_grant"),
         ({"prompt_token_ids": [1, 2, 3, 4]}, "bad_grant"),
         ({"remaining_s": 0.0}, "deadline"),

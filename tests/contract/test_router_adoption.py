@@ -219,11 +219,13 @@ async def test_who_asks_for_a_request_that_is_just_being_adopted_waits_for_that(
 
 
 async def test_an_adopted_request_survives_its_decode_member_too(redis_url: str, cell: str) -> None:
-    async with router_world(redis_url, cell, routers=2, decodes=2, lease_s=LEASE_S) as world:
+    """And keeps its adapter, which its new router knows from the seat alone."""
+    adapters = {name: {"polite": "aa"} for name in ("decode-0", "decode-1", "prefill-0")}
+    async with router_world(redis_url, cell, routers=2, decodes=2, lease_s=LEASE_S, adapters=adapters) as world:
         for decode in world.decodes:
             decode.script.tokens = 8
             decode.script.output.hold()
-        call = world.client.stub.Generate(request("r1", on_disconnect=pb.ON_DISCONNECT_DETACH))
+        call = world.client.stub.Generate(request("r1", on_disconnect=pb.ON_DISCONNECT_DETACH, adapter="polite"))
         await call.read()
         await until(lambda: stored_state(world), "decoding")
         first = next(one for one in world.decodes if one.opens)
@@ -239,7 +241,11 @@ async def test_an_adopted_request_survives_its_decode_member_too(redis_url: str,
         answer = await back
         answer.check_order()
         assert (answer.code, answer.text) == (grpc.StatusCode.OK, TEXT)
-        assert (await world.clients[1].get("r1")).attempt == 2
+        record = await world.clients[1].get("r1")
+        assert (record.attempt, record.adapter) == (2, "polite")
+        meant = grant_pb2.Adapter(name="polite", identity="aa")
+        assert [opening.adapter for decode in world.decodes for opening in decode.opens] == [meant] * 2
+        assert world.prefill.requests[-1].adapter == meant
         world.links[0].cut = False
 
 

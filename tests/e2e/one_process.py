@@ -48,6 +48,7 @@ class WatchedRunner:
         self.layout = runner.layout
         self.vocabulary_size = runner.vocabulary_size
         self.context_tokens = runner.context_tokens
+        self.adapters = runner.adapters
         self.slabs = runner.slabs
         self.slab_data = runner.slab_data
 

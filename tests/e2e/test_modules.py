@@ -4,32 +4,26 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedModel
 
 from tandem_cli.cell import Cell
 from tests.e2e.cells import ask_all, at_rest, greedy_request, stub_of
 from tests.e2e.conftest import CONTEXT_TOKENS, STEP_TOKENS, cell_of
+from tests.e2e.word_tokenizer import write_tokenizer
 from tests.engine import tiny_modules
-from tests.engine.tiny_models import VOCABULARY, prompt
+from tests.engine.tiny_models import prompt
 from tests.reference import greedy
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 OUTPUT_TOKENS = 12
-END = "<|end|>"
 
 
 @pytest.fixture(scope="module")
 def neox(tmp_path_factory: pytest.TempPathFactory) -> tuple[PreTrainedModel, Path]:
     """A tiny GPT-NeoX whose tokens are words of two letters."""
     folder = tmp_path_factory.mktemp("tiny-neox")
-    words = {number: "abcdefghijkl"[number // 12] + "mnopqrstuvwx"[number % 12] for number in range(1, VOCABULARY)}
-    tokenizer = Tokenizer(models.BPE({END: 0, **{word: number for number, word in words.items()}}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([END])
-    tokenizer.save(str(folder / "tokenizer.json"))
+    write_tokenizer(folder)
     model = tiny_modules.build("gpt_neox", max_position_embeddings=CONTEXT_TOKENS, eos_token_id=0)
     model.save_pretrained(folder)
     return model, folder

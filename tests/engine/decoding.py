@@ -66,6 +66,7 @@ class Ask:
     name: str = ""
     priority: int = 0
     indexes: Sequence[int] = (0,)
+    adapter: str = ""
 
 
 class Member:
@@ -183,6 +184,7 @@ class Member:
             grammar=ask.grammar,
             log_probs=self._top,
             scores_prompt=ask.scores_prompt,
+            adapter=ask.adapter,
         )
 
     def turn(self) -> bool:

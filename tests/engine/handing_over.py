@@ -73,9 +73,9 @@ class PrefillMember:
         assert not [output for output in outputs if isinstance(output, m.Failed)]
         self.committed += sum(isinstance(output, m.Committed) for output in outputs)
 
-    def fill(self, grant: Grant, prompt: Sequence[int], salt: bytes = b"") -> None:
+    def fill(self, grant: Grant, prompt: Sequence[int], salt: bytes = b"", adapter: str = "") -> None:
         """Compute a prompt into a grant."""
-        self.inbox.put_nowait(m.Submit(grant.key, self._writing.plan(grant), tuple(prompt), 0, None, salt))
+        self.inbox.put_nowait(m.Submit(grant.key, self._writing.plan(grant), tuple(prompt), 0, None, salt, adapter))
 
     def turn(self) -> None:
         """One turn, with what has arrived by then; the books balance after it."""

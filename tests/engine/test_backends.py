@@ -1,11 +1,12 @@
 """Choosing and checking backends, and the torch backend's two ways to multiply."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 import torch
 
-from engine.backend import BackendUnfit, Registration, Registry, Setup
+from engine.backend import BackendUnfit, Registration, Registry, RowsUpdate, Setup
 from engine.backend_check import BACKENDS, check_backend, choose_backend, choose_backends
 from engine.model_weights import PackedLinear
 from engine.reference_backend import REGISTRATION as REFERENCE
@@ -42,7 +43,7 @@ class RoundedLogits(TorchBackend):
 
 
 class NoInstruction(TorchBackend):
-    def linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
+    def linear(self, x: torch.Tensor, packed: PackedLinear, updates: Sequence[RowsUpdate] = ()) -> torch.Tensor:
         raise RuntimeError("no such instruction")
 
 

@@ -166,6 +166,7 @@ class Pages:
 class Driver:
     """Feeds token lists to a runner; each sequence knows its pages and how far it is.
 
+    adapters: by sequence, for those that have one.
     Pages that left a window are null in its tables: a step that still read them would be refused.
     """
 
@@ -173,6 +174,7 @@ class Driver:
     pages: tuple[Pages, ...] = field(init=False)
     tables: dict[str, tuple[list[int], ...]] = field(default_factory=dict)
     done: dict[str, int] = field(default_factory=dict)
+    adapters: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.pages = tuple(Pages(slab.units) for slab in self.runner.slabs)
@@ -186,7 +188,8 @@ class Driver:
             gone = group.first_page(first)
             table[:gone] = [0] * gone
         self.done[name] = first + len(ids)
-        return Rows(name, tuple(ids), first, tuple(tuple(table) for table in tables), wants_logits)
+        kept = tuple(tuple(table) for table in tables)
+        return Rows(name, tuple(ids), first, kept, wants_logits, adapter=self.adapters.get(name, ""))
 
     def step(self, *rows: Rows) -> torch.Tensor:
         return self.runner.run(Batch(rows))

@@ -19,6 +19,7 @@ from engine.sampler import Sampler
 from engine.sequence import Sequence as TokenSequence
 from engine.sequence import SequenceSpec
 from engine.slab import SlabMemory, allocate_slab
+from lifecycle.adapters import Adapter
 from lifecycle.finish import Cause, Ending, FinishReason
 from router.request import ServedModel
 from tests.scripted import ScriptedTokenizer
@@ -87,6 +88,7 @@ class SimulatedRunner:
 
     vocabulary_size = VOCABULARY
     context_tokens = CONTEXT_TOKENS
+    adapters: tuple[Adapter, ...] = ()
 
     def __init__(self, page_tokens: int, total_pages: int) -> None:
         self.layout = layout(page_tokens)

@@ -49,6 +49,7 @@ VALUE_SETS: dict[str, Object] = {
     "claim": {
         "model": {
             "name": "/var/cache/tandem/my-model",
+            "adapters": ["polite=/var/cache/tandem/polite", "terse=/var/cache/tandem/terse"],
             "servedName": "mine",
             "dtype": "float32",
             "weightQuantisation": "int8",

@@ -114,6 +114,7 @@ def test_members_of_both_pools_have_one_layout_and_a_transport(name: str) -> Non
     for role in roles_in(name)[1:]:
         settings = settings_of(name, role)
         assert settings.weight_quantisation == values["model"]["weightQuantisation"]
+        assert settings.adapters == tuple(values["model"]["adapters"])
         assert (settings.dtype, settings.page_tokens) == (values["model"]["dtype"], values["model"]["pageTokens"])
         assert (settings.transport, settings.net_devices, settings.transfer_ports) == ("tcp", "eth0", "20000-20255")
         assert settings.total_pages == values[role]["totalPages"]

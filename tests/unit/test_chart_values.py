@@ -30,6 +30,7 @@ WRONG: list[tuple[Object, str]] = [
     ({"model": {"name": ""}}, "/model/name"),
     ({"model": {"dtype": "float16"}}, "/model/dtype"),
     ({"model": {"weightQuantisation": "int4"}}, "/model/weightQuantisation"),
+    ({"model": {"adapters": ["polite"]}}, "/model/adapters/0"),
     ({"model": {"pageTokens": 0}}, "/model/pageTokens"),
     ({"modelCache": {"sizeLimit": "10 GB"}}, "/modelCache/sizeLimit"),
     ({"redis": {"url": "http://store:6379"}}, "/redis/url"),

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lifecycle.adapters import Adapter
 from router.nearness import Near, Nearness
 from router.placement import COMPARED, Choice, DecodeView, LocalLimits, Need, Placement, PrefillView, Refusal, choose
 
@@ -60,6 +61,21 @@ def test_a_moved_sequence_needs_no_prefill_member_and_stays_off_members_that_dra
     assert pick(views, full, need=moved).placement == Placement("d1")
     assert pick(views, [], need=moved).placement == Placement("d1")
     assert pick(views, full, need=replace(moved, pages=11)).placement is None
+
+
+def test_an_adapter_is_on_both_members_with_one_content() -> None:
+    mine, other = Adapter("polite", "aa"), Adapter("polite", "bb")
+    need = replace(NEED, adapter=mine)
+    has, lacks = replace(DECODE, member="d1", adapters=(mine,)), replace(DECODE, adapters=(other,))
+    source, unlike = replace(PREFILL, member="p1", adapters=(mine,)), replace(PREFILL, adapters=(other,))
+    choice = pick([lacks, has], [unlike, source], need=need)
+    assert (choice.placement, choice.refusals) == (
+        Placement("d1", "p1"),
+        {"d0": Refusal.NO_ADAPTER, "p0": Refusal.NO_ADAPTER},
+    )
+    assert pick([has], [unlike], need=need).refusals == {"p0": Refusal.NO_ADAPTER, "d1": Refusal.NO_PREFILL}
+    assert pick([replace(has, computes_prompts=True)], [unlike], need=need).placement == Placement("d1")
+    assert pick([lacks], [unlike]).placement == Placement("d0", "p0")
 
 
 def test_excluded_members_are_not_asked_again() -> None:

@@ -4,7 +4,8 @@ from dataclasses import fields, replace
 
 import pytest
 
-from lifecycle.prefix_keys import KEY_BYTES, SALT_BYTES, PrefixIdentity, PrefixKeys, short, tenant_salt
+from lifecycle.adapters import Adapter
+from lifecycle.prefix_keys import KEY_BYTES, SALT_BYTES, PrefixIdentity, PrefixKeys, adapted_salt, short, tenant_salt
 
 IDENTITY = PrefixIdentity("snapshot", "ab" * 16, "rope", "bfloat16", 4)
 KEYS = PrefixKeys(IDENTITY.digest, 4)
@@ -42,7 +43,6 @@ def test_every_field_of_the_identity_counts() -> None:
         "positions": "rope with another theta",
         "cache_dtype": "float32",
         "page_tokens": 8,
-        "adapter": "lora-1",
     }
     assert set(changed) == {field.name for field in fields(PrefixIdentity)}
     digests = {replace(IDENTITY, **{name: value}).digest for name, value in changed.items()}
@@ -60,6 +60,15 @@ def test_tenants_have_nothing_in_common() -> None:
     assert tenant_salt("a") == tenant_salt("a") and len(tenant_salt("")) == SALT_BYTES
     assert not set(KEYS.of(tenant_salt("a"), tokens)) & set(KEYS.of(tenant_salt("b"), tokens))
     assert len({tenant_salt(name) for name in ("", "a", "aa", "a\x00")}) == 4
+
+
+def test_contents_of_adapters_have_nothing_in_common() -> None:
+    tokens, first, other = list(range(8)), Adapter("lora", "aa"), Adapter("lora", "bb")
+    assert adapted_salt(SALT, None) == SALT and adapted_salt(b"", first) == b""
+    assert adapted_salt(SALT, first) == adapted_salt(SALT, Adapter("another name", "aa"))
+    salts = [SALT, *(adapted_salt(salt, each) for salt in (SALT, tenant_salt("b")) for each in (first, other))]
+    assert {len(salt) for salt in salts} == {SALT_BYTES}
+    assert len({key for salt in salts for key in KEYS.of(salt, tokens)}) == 2 * len(salts)
 
 
 def test_what_routers_are_told_is_a_part_of_the_key() -> None:

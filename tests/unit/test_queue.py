@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.queue import Fit, QueueFull, QueueLimits, Waiting, WaitingQueue
+from router.queue import ABSENT_LOOKS, Fit, QueueFull, QueueLimits, Waiting, WaitingQueue
 from router.queue_lanes import DEAD_SLACK, MAX_REMEMBERED_TENANTS
 
 
@@ -301,3 +301,19 @@ def test_nobody_is_served_much_more_than_another_who_waits(requests: list[tuple[
         left[request.tenant] -= 1
         busy = [served[tenant] for tenant in "abc" if left[tenant]]
         assert not busy or max(busy) - min(busy) <= 2 * largest
+
+
+def test_those_whose_members_are_not_there_hold_nobody_back_and_are_passed_without_end() -> None:
+    """More than one look sees, and none of them is ever barred; with very many of them the rest waits for the next look."""
+    absent = [waiting(f"absent{number}", at=number) for number in range(100)]
+    queue = filled(*absent, *(waiting(f"r{number}", at=200 + number) for number in range(12)), lookahead=16, max_passes=2)
+
+    def there(request: Waiting) -> Fit:
+        return Fit.ABSENT if request.request_id.startswith("absent") else Fit.YES
+
+    assert [getattr(queue.take(there), "request_id", None) for _ in range(13)] == [*(f"r{number}" for number in range(12)), None]
+    assert len(queue) == 100 and queue.statistics().passes == 0 and queue.check() == []
+    for number in range(100, 16 * ABSENT_LOOKS + 20):
+        queue.put(waiting(f"absent{number}", at=number))
+    queue.put(waiting("behind", at=999.0))
+    assert queue.take(there) is None and "behind" in queue

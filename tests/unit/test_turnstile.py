@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.growth.live_cases import Known, known
+from lifecycle.adapters import Adapter
 from lifecycle.record import AttemptKey
 from router.budget import Limits
 from router.member_facts import MemberLoad, Role
@@ -134,3 +135,32 @@ def test_what_was_sent_is_forgotten_when_news_count_it() -> None:
     assert (unseen.pages, unseen.sequences, bool(unseen)) == (4, 1, True)  # what is on the way is in no news
     unseen.discard("c")
     assert (unseen.pages, unseen.tokens, unseen.sequences, bool(unseen)) == (0, 0, 0, False)
+
+
+def test_an_adapter_that_no_members_have_together_waits_and_those_behind_it_go() -> None:
+    mine, other = Adapter("polite", "aa"), Adapter("polite", "bb")
+    pools = Pools()
+    limits = AdmissionSettings(QueueLimits(lookahead=1), Limits())
+    turnstile: Turnstile[Known] = Turnstile(pools, limits, random.Random(1))
+
+    def enter(name: str, adapter: Adapter | None) -> None:
+        turnstile.enter(Place(Waiting(name, "t", 0, 4, 0.0), 4, 4, AttemptKey(name, 1), adapter=adapter))
+
+    def admitted(now: float) -> list[tuple[str, str, str]]:
+        placements = [(place.request_id, place.admitted) for place in turnstile.look(now)]
+        return [(name, one.placement.decode_member, one.placement.prefill_member) for name, one in placements if one]
+
+    def loaded(role: Role, place: int, adapter: Adapter) -> str:
+        """Started again with it; the member's name."""
+        member = pools.members[role][place] = Pools.make(role, place)
+        member.info = replace(member.info, adapters=(adapter,), computes_prompts=False)
+        return member.info.name
+
+    enter("adapted", mine)
+    enter("plain", None)
+    assert [name for name, *_ in admitted(1.0)] == ["plain"]
+    decode = loaded(Role.DECODE, 1, mine)
+    loaded(Role.PREFILL, 0, other)
+    assert admitted(1.1) == []
+    prefill = loaded(Role.PREFILL, 2, mine)
+    assert admitted(1.2) == [("adapted", decode, prefill)]

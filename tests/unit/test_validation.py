@@ -5,10 +5,13 @@ from collections.abc import Callable
 import grpc
 import pytest
 
+from lifecycle.adapters import NAME_CHARACTERS, Adapter
 from lifecycle.deadlines import Limits
 from router import budget
+from router.adapters import chosen
 from router.budget import Capacity
 from router.limits import RequestLimits
+from router.member_facts import MemberInfo, Role
 from router.request import Delivery, Examined, OutputMode, ServedModel, SlowReader, Utf8Policy
 from router.validation import check_cancel, check_request_id, check_tenant, complete, examine, fingerprint
 from router.wire import parse
@@ -21,12 +24,23 @@ SERVER = RequestLimits(default_max_output_tokens=20)
 CAPACITY = Capacity(context_tokens=100, page_tokens=16, member_pages=5, member_tokens=64)
 
 
+ADAPTED = MemberInfo(
+    *("decode-0", "1", "", Role.DECODE, "snap", 16, 5, 100, 8, 0),
+    computes_prompts=True,
+    adapters=(Adapter("polite", "aa"), Adapter("terse", "bb")),
+)
+
+
 def good(**changes: object) -> pb.GenerateRequest:
     return pb.GenerateRequest(**{"request_id": "r1", "text": "hello", **changes})
 
 
+def adapter_named(name: str) -> Adapter:
+    return chosen(name, [ADAPTED], [])
+
+
 def checked(message: pb.GenerateRequest) -> Examined:
-    return examine(message, "default", MODEL, SERVER, lambda: 42)
+    return examine(message, "default", MODEL, SERVER, lambda: 42, adapter_named)
 
 
 def refusal(call: Callable[[], object]) -> StatusError:
@@ -159,6 +173,16 @@ def test_unknown_model_is_not_found_and_named() -> None:
     error = refusal(lambda: checked(good(model="gpt-99")))
     assert error.code is grpc.StatusCode.NOT_FOUND and error.reason == "UNKNOWN_MODEL"
     assert error.details.resource is not None and error.details.resource.name == "gpt-99" and "small" in error.message
+
+
+def test_an_adapter_is_named_and_an_unknown_one_is_not_found_with_those_that_there_are() -> None:
+    assert checked(good()).adapter is None
+    assert checked(good(adapter="polite")).adapter == Adapter("polite", "aa")
+    error = refusal(lambda: checked(good(adapter="rude")))
+    assert error.code is grpc.StatusCode.NOT_FOUND and error.reason == "UNKNOWN_ADAPTER"
+    assert error.message == "no adapter is called 'rude'; this cell has 'polite', 'terse'"
+    assert set(violations(good(adapter="x" * (NAME_CHARACTERS + 1)))) == {"adapter"}
+    assert fingerprint(good(adapter="polite"), "t") != fingerprint(good(adapter="terse"), "t") != fingerprint(good(), "t")
 
 
 def test_unset_fields_take_the_documented_defaults() -> None:

@@ -43,6 +43,9 @@ spec:
             {{- include "tandem.serverArgs" $own | nindent 12 }}
             - "--dtype={{ $values.model.dtype }}"
             - "--weight-quantisation={{ $values.model.weightQuantisation }}"
+            {{- with $values.model.adapters }}
+            - "--adapters={{ join "," . }}"
+            {{- end }}
             - "--context-tokens={{ int $values.model.contextTokens }}"
             - "--page-tokens={{ int $values.model.pageTokens }}"
             - "--total-pages={{ int $pool.totalPages }}"

@@ -49,6 +49,7 @@ model: model.name
 served_model_name: model.servedName
 dtype: model.dtype
 weight_quantisation: model.weightQuantisation
+adapters: model.adapters
 context_tokens: model.contextTokens
 page_tokens: model.pageTokens
 log_level: logLevel

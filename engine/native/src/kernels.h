@@ -96,6 +96,9 @@ struct Product {
     int64_t residual_stride;
     void* out;  // [rows, columns] of bfloat16 or float32, out_stride elements apart
     int64_t out_stride;
+    // For each row null, or what is added to its sums before they are finished: float32 in the order of the panels' outputs, whole
+    // panels; or null for all rows.
+    const float* const* addends;
 };
 
 // Counts the blocks of one kernel that its parts have taken.
@@ -108,7 +111,7 @@ class Turn {
     alignas(64) std::atomic<int> next_{0};
 };
 
-// out = finish(x * weight^T * scales + bias). turn: reset, and the same for all parts; may be null for one part.
+// out = finish(x * weight^T * scales + bias + addends). turn: reset, and the same for all parts; may be null for one part.
 void linear(const Weight& weight, const Product& product, Turn* turn, int parts);
 
 // x / sqrt(mean(x^2) + eps) * weight for each row of `columns`.

@@ -52,6 +52,10 @@ static void finish_panel(const Weight& weight, const Product& product, int panel
             one = one + load(bias);
             two = two + load(bias + LANES);
         }
+        if (const float* addends = product.addends ? product.addends[row + each] : nullptr) {
+            one = one + load(addends + panel * PANEL);
+            two = two + load(addends + panel * PANEL + LANES);
+        }
         if constexpr (FINISH == Finish::SWIGLU) {
             finish_half<FINISH, PART>(product, row + each, column, first_count, one * sigmoid(one) * two);
         } else {

@@ -15,6 +15,38 @@ struct Layer {
     Weight down;
 };
 
+// An adapter's update of a product: up * (down * x), with the adapter's scale in `up`; its outputs are whole panels, in the order
+// of the weight's. Without an update both have no panels.
+struct Update {
+    Weight down;
+    Weight up;
+
+    bool is_there() const { return down.panels != nullptr; }
+};
+
+// What an adapter changes in one layer.
+struct AdapterLayer {
+    Update qkv;
+    Update output;
+    Update gate_up;
+    Update down;
+};
+
+// The rows of one adapter: those from `begin` to `end` of AdapterRows.
+struct AdapterRun {
+    const AdapterLayer* layers;
+    int32_t begin;
+    int32_t end;
+};
+
+// Rows that have adapters, those of one adapter behind one another.
+struct AdapterRows {
+    int32_t run_count;
+    const AdapterRun* runs;
+    int32_t count;
+    const int32_t* rows;  // their numbers among the packed rows, or among the wanted ones
+};
+
 struct Model {
     Geometry geometry;
     int32_t hidden;
@@ -53,6 +85,8 @@ struct Step {
     int32_t own_threads;
     int32_t recall_count;
     const Recall* recalls;
+    AdapterRows adapted;
+    AdapterRows adapted_wanted;
 };
 
 }  // namespace tandem

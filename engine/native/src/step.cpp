@@ -21,6 +21,7 @@ void Workspace::fit(const Model& model, const Step& step, int parts) {
     for (const int working : {parts, step.own_threads})
         for (const Sequences* sequences : {&step.sequences, &step.wanted})
             scratch_bytes = std::max(scratch_bytes, attend_scratch_bytes(model.geometry, *sequences, working));
+    updates.fit(model, step);
     scratch = static_cast<char*>(scratch_.take(scratch_bytes * static_cast<size_t>(parts)));
 }
 
@@ -33,7 +34,7 @@ class Part {
   public:
     Part(const Model& model, const Step& step, Workspace& space, Threads& threads, int part)
         : model_(model), step_(step), space_(space), threads_(threads), part_(part), residual_(space.residual),
-          other_(space.other), stride_(padded(model.hidden)), rows_(step.rows.count) {}
+          other_(space.other), stride_(padded(model.hidden)), rows_(step.rows.count), adapted_(&step.adapted) {}
 
     void run() {
         if (part_ == 0) space_.times.begin();
@@ -47,16 +48,17 @@ class Part {
                    space_.attended, space_.scratch + static_cast<size_t>(part_) * space_.scratch_bytes, part_, parts());
             finish(Operation::ATTEND);
             if (index == last) keep_wanted();
-            add(layer.output, space_.attended, model_.geometry.query_columns());
+            add(layer.output, &AdapterLayer::output, space_.attended, model_.geometry.query_columns());
             finish(Operation::OUT);
             normalise(layer.mlp_norm);
-            multiply(layer.gate_up, space_.normed, stride_, Finish::SWIGLU, space_.middle, padded(model_.intermediate));
+            const float* const* addends = update(&AdapterLayer::gate_up, space_.normed, stride_);
+            multiply(layer.gate_up, space_.normed, stride_, Finish::SWIGLU, space_.middle, padded(model_.intermediate), addends);
             finish(Operation::GATE_UP);
-            add(layer.down, space_.middle, padded(model_.intermediate));
+            add(layer.down, &AdapterLayer::down, space_.middle, padded(model_.intermediate));
             finish(Operation::DOWN);
         }
         normalise(model_.final_norm);
-        multiply(model_.head, space_.normed, stride_, Finish::FLOAT, step_.logits, model_.head.columns);
+        multiply(model_.head, space_.normed, stride_, Finish::FLOAT, step_.logits, model_.head.columns, nullptr);
         finish(Operation::HEAD);
     }
 
@@ -95,7 +97,9 @@ class Part {
 
     void keys_and_values(const Layer& layer, int index) {
         normalise(layer.attention_norm);
-        multiply(layer.qkv, space_.normed, stride_, Finish::ROUND, space_.qkv, model_.geometry.qkv_columns());
+        layer_ = index;
+        const float* const* addends = update(&AdapterLayer::qkv, space_.normed, stride_);
+        multiply(layer.qkv, space_.normed, stride_, Finish::ROUND, space_.qkv, model_.geometry.qkv_columns(), addends);
         finish(Operation::QKV);
         rotate_and_store(model_.geometry, model_.pool, index, step_.rows, space_.qkv, model_.rope, layer.head_norms, part_,
                          parts());
@@ -116,22 +120,32 @@ class Part {
         finish(Operation::NORM);
     }
 
-    void multiply(const Weight& weight, const bf16* x, int64_t x_stride, Finish finish, void* out, int64_t out_stride) {
+    // What adapters add to this layer's product of x; null when no row has one.
+    const float* const* update(const Update AdapterLayer::*update, const bf16* x, int64_t x_stride) {
+        if (adapted_->run_count == 0) return nullptr;
+        update_rows(*adapted_, layer_, update, x, x_stride, space_.updates, threads_, part_);
+        return space_.updates.addends;
+    }
+
+    void multiply(const Weight& weight, const bf16* x, int64_t x_stride, Finish finish, void* out, int64_t out_stride,
+                  const float* const* addends) {
         Turn& turn = threads_.turn(products_);
         // Behind the next barrier nobody has used that one for two products.
         if (part_ == 0) threads_.turn(products_ + 2).reset();
         ++products_;
-        linear(weight, {x, x_stride, rows_, finish, residual_, stride_, out, out_stride}, &turn, parts());
+        linear(weight, {x, x_stride, rows_, finish, residual_, stride_, out, out_stride, addends}, &turn, parts());
     }
 
-    void add(const Weight& weight, const bf16* x, int64_t x_stride) {
-        multiply(weight, x, x_stride, Finish::ADD, other_, stride_);
+    void add(const Weight& weight, const Update AdapterLayer::*added, const bf16* x, int64_t x_stride) {
+        const float* const* addends = update(added, x, x_stride);
+        multiply(weight, x, x_stride, Finish::ADD, other_, stride_, addends);
         std::swap(residual_, other_);
     }
 
     // Only the wanted rows from here on, moved to the front. Part 0 alone: they are few, and may lie in one another's way.
     void keep_wanted() {
         rows_ = step_.wanted.count;
+        adapted_ = &step_.adapted_wanted;
         const int columns = model_.geometry.query_columns();
         if (part_ == 0) {
             for (int row = 0; row < rows_; ++row) {
@@ -140,6 +154,8 @@ class Part {
                 std::memcpy(space_.qkv + static_cast<int64_t>(row) * columns, space_.attended + from * columns,
                             static_cast<size_t>(columns) * sizeof(bf16));
             }
+            // Rows have other numbers now, and those that had adapters are others.
+            if (step_.adapted.run_count != 0) std::fill(space_.updates.addends, space_.updates.addends + step_.rows.count, nullptr);
             std::memcpy(residual_, space_.normed, static_cast<size_t>(rows_ * stride_) * sizeof(bf16));
             std::memcpy(space_.attended, space_.qkv, static_cast<size_t>(rows_) * static_cast<size_t>(columns) * sizeof(bf16));
         }
@@ -155,6 +171,8 @@ class Part {
     bf16* other_;
     const int64_t stride_;
     int rows_;
+    const AdapterRows* adapted_;
+    int layer_ = 0;
     int products_ = 0;  // so far
 };
 

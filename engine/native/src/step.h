@@ -4,6 +4,7 @@
 #include "model.h"
 #include "step_times.h"
 #include "threads.h"
+#include "updates.h"
 
 namespace tandem {
 
@@ -24,6 +25,7 @@ class Workspace {
     size_t scratch_bytes = 0;  // of one part
 
     StepTimes times;
+    UpdateSpace updates;
 
   private:
     Memory residual_, other_, normed_, qkv_, attended_, middle_, scratch_;

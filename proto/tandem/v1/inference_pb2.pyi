@@ -115,7 +115,7 @@ CANCEL_OUTCOME_ACCEPTED: CancelOutcome
 CANCEL_OUTCOME_ALREADY_ENDED: CancelOutcome
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "model", "text", "tokens", "chat", "sampling", "stop", "max_output_tokens", "output_mode", "deadlines", "priority", "utf8_policy", "on_disconnect", "detach_timeout", "slow_reader", "log_probabilities", "echo_prompt", "grammar", "choices", "best_of")
+    __slots__ = ("request_id", "model", "text", "tokens", "chat", "sampling", "stop", "max_output_tokens", "output_mode", "deadlines", "priority", "utf8_policy", "on_disconnect", "detach_timeout", "slow_reader", "log_probabilities", "echo_prompt", "grammar", "choices", "best_of", "adapter")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -136,6 +136,7 @@ class GenerateRequest(_message.Message):
     GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     CHOICES_FIELD_NUMBER: _ClassVar[int]
     BEST_OF_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     text: str
@@ -156,7 +157,8 @@ class GenerateRequest(_message.Message):
     grammar: Grammar
     choices: int
     best_of: int
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., tokens: _Optional[_Union[TokenPrompt, _Mapping]] = ..., chat: _Optional[_Union[ChatPrompt, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., stop: _Optional[_Union[StopParams, _Mapping]] = ..., max_output_tokens: _Optional[int] = ..., output_mode: _Optional[_Union[OutputMode, str]] = ..., deadlines: _Optional[_Union[Deadlines, _Mapping]] = ..., priority: _Optional[int] = ..., utf8_policy: _Optional[_Union[Utf8Policy, str]] = ..., on_disconnect: _Optional[_Union[OnDisconnect, str]] = ..., detach_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., slow_reader: _Optional[_Union[SlowReader, str]] = ..., log_probabilities: _Optional[_Union[LogProbabilityParams, _Mapping]] = ..., echo_prompt: _Optional[bool] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., choices: _Optional[int] = ..., best_of: _Optional[int] = ...) -> None: ...
+    adapter: str
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., tokens: _Optional[_Union[TokenPrompt, _Mapping]] = ..., chat: _Optional[_Union[ChatPrompt, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., stop: _Optional[_Union[StopParams, _Mapping]] = ..., max_output_tokens: _Optional[int] = ..., output_mode: _Optional[_Union[OutputMode, str]] = ..., deadlines: _Optional[_Union[Deadlines, _Mapping]] = ..., priority: _Optional[int] = ..., utf8_policy: _Optional[_Union[Utf8Policy, str]] = ..., on_disconnect: _Optional[_Union[OnDisconnect, str]] = ..., detach_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., slow_reader: _Optional[_Union[SlowReader, str]] = ..., log_probabilities: _Optional[_Union[LogProbabilityParams, _Mapping]] = ..., echo_prompt: _Optional[bool] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., choices: _Optional[int] = ..., best_of: _Optional[int] = ..., adapter: _Optional[str] = ...) -> None: ...
 
 class LogProbabilityParams(_message.Message):
     __slots__ = ("top", "prompt")
@@ -458,7 +460,7 @@ class GetResponse(_message.Message):
     def __init__(self, record: _Optional[_Union[RequestRecord, _Mapping]] = ...) -> None: ...
 
 class RequestRecord(_message.Message):
-    __slots__ = ("request_id", "tenant", "model", "model_snapshot", "state", "attempt", "priority", "router", "prefill_member", "decode_member", "transitions", "finish_reason", "cause", "usage", "timings", "sent_bytes", "held_bytes", "cancel_requested_at", "cancel_observed_at", "cancel_effective_at", "cancel_reason", "released", "traceparent", "terminal_sequence_no")
+    __slots__ = ("request_id", "tenant", "model", "model_snapshot", "state", "attempt", "priority", "router", "prefill_member", "decode_member", "transitions", "finish_reason", "cause", "usage", "timings", "sent_bytes", "held_bytes", "cancel_requested_at", "cancel_observed_at", "cancel_effective_at", "cancel_reason", "released", "traceparent", "terminal_sequence_no", "adapter")
     class ReleasedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -490,6 +492,7 @@ class RequestRecord(_message.Message):
     RELEASED_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     TERMINAL_SEQUENCE_NO_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     tenant: str
     model: str
@@ -514,7 +517,8 @@ class RequestRecord(_message.Message):
     released: _containers.ScalarMap[str, int]
     traceparent: str
     terminal_sequence_no: int
-    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., model: _Optional[str] = ..., model_snapshot: _Optional[str] = ..., state: _Optional[_Union[RequestState, str]] = ..., attempt: _Optional[int] = ..., priority: _Optional[int] = ..., router: _Optional[str] = ..., prefill_member: _Optional[str] = ..., decode_member: _Optional[str] = ..., transitions: _Optional[_Iterable[_Union[Transition, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., cause: _Optional[str] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., sent_bytes: _Optional[int] = ..., held_bytes: _Optional[int] = ..., cancel_requested_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., cancel_observed_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., cancel_effective_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., cancel_reason: _Optional[str] = ..., released: _Optional[_Mapping[str, int]] = ..., traceparent: _Optional[str] = ..., terminal_sequence_no: _Optional[int] = ...) -> None: ...
+    adapter: str
+    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., model: _Optional[str] = ..., model_snapshot: _Optional[str] = ..., state: _Optional[_Union[RequestState, str]] = ..., attempt: _Optional[int] = ..., priority: _Optional[int] = ..., router: _Optional[str] = ..., prefill_member: _Optional[str] = ..., decode_member: _Optional[str] = ..., transitions: _Optional[_Iterable[_Union[Transition, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., cause: _Optional[str] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., sent_bytes: _Optional[int] = ..., held_bytes: _Optional[int] = ..., cancel_requested_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., cancel_observed_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., cancel_effective_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., cancel_reason: _Optional[str] = ..., released: _Optional[_Mapping[str, int]] = ..., traceparent: _Optional[str] = ..., terminal_sequence_no: _Optional[int] = ..., adapter: _Optional[str] = ...) -> None: ...
 
 class Transition(_message.Message):
     __slots__ = ("state", "at", "event", "attempt", "detail")
@@ -541,17 +545,19 @@ class ListModelsResponse(_message.Message):
     def __init__(self, models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("name", "snapshot", "context_tokens", "vocabulary_size", "prefill_members", "decode_members")
+    __slots__ = ("name", "snapshot", "context_tokens", "vocabulary_size", "prefill_members", "decode_members", "adapters")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_SIZE_FIELD_NUMBER: _ClassVar[int]
     PREFILL_MEMBERS_FIELD_NUMBER: _ClassVar[int]
     DECODE_MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     name: str
     snapshot: str
     context_tokens: int
     vocabulary_size: int
     prefill_members: int
     decode_members: int
-    def __init__(self, name: _Optional[str] = ..., snapshot: _Optional[str] = ..., context_tokens: _Optional[int] = ..., vocabulary_size: _Optional[int] = ..., prefill_members: _Optional[int] = ..., decode_members: _Optional[int] = ...) -> None: ...
+    adapters: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., snapshot: _Optional[str] = ..., context_tokens: _Optional[int] = ..., vocabulary_size: _Optional[int] = ..., prefill_members: _Optional[int] = ..., decode_members: _Optional[int] = ..., adapters: _Optional[_Iterable[str]] = ...) -> None: ...

@@ -69,6 +69,9 @@ ENGINES = (
 )
 COLUMNS = tuple(Column(family, engine) for family in FAMILIES for engine in ENGINES)
 
+#: Families that no adapter can change.
+WITHOUT_ADAPTERS = ("deepseek",)
+
 NO_NATIVE = "the native kernels have neither sliding windows nor latent attention; such models are computed by torch"
 NO_DEQUANTISED = "products of matrices are kept as int8 there, and the reference has only the matrices themselves"
 

@@ -5,6 +5,7 @@ from decode_svc.planning import StepLimits
 from kv_transfer.memory import MemoryFabric
 from lifecycle.deadlines import Limits
 from lifecycle.finish import Cause, Ending, FinishReason
+from tests.engine.correctness.reference import Request
 from tests.engine.correctness.subject import Subject
 from tests.engine.decoding import Member
 from tests.engine.handing_over import PrefillMember
@@ -64,7 +65,29 @@ def _ended(subject: Subject, member: Member, expected: dict[int, Ending]) -> Non
 
 def restart(subject: Subject) -> None:
     """A member is lost; another one, which loaded the weights by itself, goes on from prompts and tokens so far."""
-    lost, requests = subject.member(), subject.requests()
+    _restart(subject, subject.requests())
+
+
+def handed_over(subject: Subject) -> None:
+    """Prompts are computed in chunks by one engine and written, pages and last logits, into another, which decodes meanwhile."""
+    _handed_over(subject, subject.requests()[1:])
+
+
+def moved(subject: Subject) -> None:
+    """A sequence stands still, its pages are written into another member, and it goes on there; its neighbour stays."""
+    _moved(subject, *subject.requests()[2:4])
+
+
+def adapters_elsewhere(subject: Subject) -> None:
+    """Sequences of adapters are handed over, moved, and go on where the weights were loaded anew."""
+    requests = subject.adapted()
+    _restart(subject, requests)
+    _handed_over(subject, requests[1:])
+    _moved(subject, *requests[1:3])
+
+
+def _restart(subject: Subject, requests: list[Request]) -> None:
+    lost = subject.member()
     seats = [subject.ask(lost, request) for request in requests]
     lost.run(lambda: min(len(lost.tokens[seat]) for seat in seats) == CUT)
     fresh = subject.member(NARROW, subject.other)
@@ -75,9 +98,8 @@ def restart(subject: Subject) -> None:
     fresh.assert_at_rest()
 
 
-def handed_over(subject: Subject) -> None:
-    """Prompts are computed in chunks by one engine and written, pages and last logits, into another, which decodes meanwhile."""
-    fabric, requests = MemoryFabric(1, STEP_BYTES), subject.requests()[1:]
+def _handed_over(subject: Subject, requests: list[Request]) -> None:
+    fabric = MemoryFabric(1, STEP_BYTES)
     prefill = PrefillMember(subject.other, fabric, step_tokens=7)
     member = subject.member(fabric=fabric)
     local = subject.ask(member, requests[0])
@@ -87,7 +109,8 @@ def handed_over(subject: Subject) -> None:
     def both() -> bool:
         for seat in member.grants.keys() - submitted:
             submitted.add(seat)
-            prefill.fill(member.grants[seat], requests[seats.index(seat)].prompt)
+            request = requests[seats.index(seat)]
+            prefill.fill(member.grants[seat], request.prompt, adapter=request.adapter)
         prefill.turn()
         return len(member.ends) == len(seats) + 1
 
@@ -98,9 +121,8 @@ def handed_over(subject: Subject) -> None:
     member.assert_at_rest()
 
 
-def moved(subject: Subject) -> None:
-    """A sequence stands still, its pages are written into another member, and it goes on there; its neighbour stays."""
-    fabric, (request, neighbour) = MemoryFabric(2, STEP_BYTES), subject.requests()[2:4]
+def _moved(subject: Subject, request: Request, neighbour: Request) -> None:
+    fabric = MemoryFabric(2, STEP_BYTES)
     source = subject.member(fabric=fabric, name="decode-0")
     target = subject.member(runner=subject.other, fabric=fabric, name="decode-1")
     leaves, stays = subject.ask(source, request, name="moving"), subject.ask(source, neighbour)

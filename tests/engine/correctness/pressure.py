@@ -1,5 +1,7 @@
 """Situations about pages and memory: reuse, preemption, too few pages, a step without memory."""
 
+from collections.abc import Sequence
+
 import torch
 
 from decode_svc import admission
@@ -42,10 +44,18 @@ def preempted_by_swap(subject: Subject) -> None:
     _preempted(subject, PreemptionKind.SWAP)
 
 
-def _preempted(subject: Subject, kind: PreemptionKind) -> None:
+def adapters_preempted(subject: Subject) -> None:
+    """Sequences of adapters lose their pages; they are computed again with their own."""
+    _preempted(subject, PreemptionKind.RECOMPUTE, ("one", "", "two", "one", "two"))
+
+
+def _preempted(subject: Subject, kind: PreemptionKind, adapters: Sequence[str] = ("",) * 5) -> None:
     samplings = (one.sampling for one in subject.requests())
     prompts = (tuple(prompt(length, seed=length)) for length in (1, 4, 9, 17, 6))
-    requests = [Request(ids, sampling, OUTPUT_TOKENS + 6) for ids, sampling in zip(prompts, samplings, strict=True)]
+    requests = [
+        Request(ids, sampling, OUTPUT_TOKENS + 6, adapter=adapter)
+        for ids, sampling, adapter in zip(prompts, samplings, adapters, strict=True)
+    ]
     most = max(subject.pages(request, CROWDED.tokens) for request in requests)
     begun = sum(pages_for(len(request.prompt) + 1, subject.page_tokens) for request in requests)
     pressure = PressureLimits(Reservation.EXPECTED, kind)

@@ -18,13 +18,14 @@ from tests.unit.sampler_reference import choose, edit, kept_ids
 @dataclass(frozen=True, slots=True)
 class Request:
     """What one output is a function of. `allowed`: ids that a grammar leaves at each place; None: all of them. `index`: which
-    of several outputs of the prompt."""
+    of several outputs of the prompt. `adapter`: name of the one that computes it."""
 
     prompt: tuple[int, ...]
     sampling: SamplingParams
     output_tokens: int
     allowed: frozenset[int] | None = None
     index: int = 0
+    adapter: str = ""
 
     @property
     def banned(self) -> tuple[int, ...]:

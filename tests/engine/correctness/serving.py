@@ -74,8 +74,33 @@ def _hits(subject: Subject, expected: list[tuple[Request, int]], member: Member)
 
 def chunk_mixes(subject: Subject) -> None:
     """Prompts in chunks of many sizes, beside rows of sequences that decode."""
+    _chunks(subject, subject.requests())
+
+
+def adapters(subject: Subject) -> None:
+    """Sequences of two adapters and of none: their chunks and rows are in one step, and each prompt says something else."""
+    _chunks(subject, subject.adapted())
+    same = [replace(subject.requests()[1], adapter=name) for name in subject.references]
+    said = subject.serve(subject.member(), same)
+    assert len({tuple(one.tokens) for one in said}) == len(same)
+
+
+def adapters_prefixes(subject: Subject) -> None:
+    """One text, asked of the base model and of two adapters: each finds its own pages, and none of the others."""
+    size = subject.page_tokens
+    first = Request(tuple(prompt(3 * size + 1, seed=7)), GREEDY, OUTPUT_TOKENS)
+    each = [replace(first, adapter=name) for name in subject.references]
+    for request in each:
+        subject.alone(request)  # now: it writes into pages that the member's cache would hold
+    member = subject.member(prefix_cache=True)
+    _hits(subject, [(request, 0) for request in each], member)
+    _hits(subject, [(request, 3 * size) for request in each], member)
+    member.assert_at_rest()
+
+
+def _chunks(subject: Subject, requests: list[Request]) -> None:
     runner = subject.watched()
-    member, requests = subject.member(NARROW, runner), subject.requests()
+    member = subject.member(NARROW, runner)
     seats = [subject.ask(member, requests[0])]
     member.run(lambda: len(member.tokens[0]) == 2)
     seats += [subject.ask(member, request) for request in requests[1:]]

@@ -1,7 +1,7 @@
 """What is compared in one column: its engine, its reference, members over the one and the judgement by the other."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ import torch
 
 from decode_svc.planning import StepLimits
 from decode_svc.scheduler import SchedulerLimits
+from engine.adapters import AdapterFolder
 from engine.batch import Batch, LayerMarks
 from engine.grammar_library import CompiledGrammar, Vocabulary
 from engine.log_probs import TokenLogProb
@@ -17,9 +18,11 @@ from engine.quantisation import WeightQuantisation, quantise
 from engine.runner import ModelError, Runner, RunnerStatistics
 from engine.sampling_params import SamplingParams
 from lifecycle.finish import FinishReason
+from lifecycle.prefix_keys import adapted_salt
 from models import ModelRef
-from tests.engine import tiny_models
-from tests.engine.correctness.columns import Column, Comparison, Family
+from tests.engine import adapter_files, tiny_models
+from tests.engine.adapter_files import merged, opened, write
+from tests.engine.correctness.columns import WITHOUT_ADAPTERS, Column, Comparison, Family
 from tests.engine.correctness.reference import Reference, Request
 from tests.engine.decoding import Ask, Member
 from tests.engine.tiny_models import VOCABULARY, prompt
@@ -36,6 +39,10 @@ SEEDED = SamplingParams(temperature=1.0, top_p=0.95, repetition_penalty=1.1, see
 EDITED = SamplingParams(
     temperature=0.8, min_p=0.02, frequency_penalty=0.5, repetition_penalty=1.1, logit_bias=((3, 2.0), (7, 2.0)), seed=5
 )
+ADAPTERS = {
+    "one": adapter_files.Tiny(1, size=0.2),
+    "two": adapter_files.Tiny(2, ("q_proj", "v_proj", "o_proj", "down_proj"), rank=3, size=0.2),
+}
 #: Most that a log-probability may differ from the reference's, as a share of the output's largest logit.
 #: Measured on one CPU: 1e-6 and 0.012 to 0.033; what one wrong page or seed does is far above.
 BOUND = {"float32": 1e-5, "bfloat16": 0.08}
@@ -85,6 +92,7 @@ class WatchedRunner:
         self.layout = runner.layout
         self.vocabulary_size = runner.vocabulary_size
         self.context_tokens = runner.context_tokens
+        self.adapters = runner.adapters
         self.slabs = runner.slabs
         self.slab_data = runner.slab_data
 
@@ -107,10 +115,11 @@ class WatchedRunner:
 @dataclass
 class Tiny:
     """A family's files, with weights that bfloat16 holds exactly, and the references over the same weights, as they are and as
-    int8 keeps them."""
+    int8 keeps them; for each way one of each adapter, by name, the empty one's being the model's."""
 
     ref: ModelRef
-    references: dict[WeightQuantisation, Reference]
+    references: Mapping[WeightQuantisation, Mapping[str, Reference]]
+    adapters: tuple[AdapterFolder, ...]
 
     @classmethod
     def build(cls, family: Family, folder: Path) -> "Tiny":
@@ -120,12 +129,17 @@ class Tiny:
             for each in (model, dequantised):
                 for parameter in each.parameters():
                     parameter.copy_(parameter.to(torch.bfloat16))
+            described = {} if family.name in WITHOUT_ADAPTERS else ADAPTERS
+            adapters = opened({name: write(folder / name, one, model) for name, one in described.items()})
             for linear in [one for one in dequantised.modules() if isinstance(one, torch.nn.Linear)]:
                 small = quantise(linear.weight)
                 # A parameter of its own: an embedding that shares the head's matrix stays as it is.
                 linear.weight = torch.nn.Parameter(small.values.float() * small.scales[:, None])
-        references = {WeightQuantisation.OFF: Reference(model), WeightQuantisation.INT8: Reference(dequantised)}
-        return cls(tiny_models.save(model, folder), references)
+            references = {
+                how: {"": Reference(base), **{name: Reference(merged(base, one)) for name, one in described.items()}}
+                for how, base in ((WeightQuantisation.OFF, model), (WeightQuantisation.INT8, dequantised))
+            }
+        return cls(tiny_models.save(model, folder / "model"), references, adapters)
 
 
 @dataclass
@@ -133,7 +147,7 @@ class Subject:
     """One column at work. `other`: the same weights, loaded a second time, with pages of its own."""
 
     column: Column
-    reference: Reference
+    references: Mapping[str, Reference]
     runner: Runner
     other: Runner
     clock: VirtualClock = field(default_factory=VirtualClock)
@@ -144,7 +158,7 @@ class Subject:
         """Loads the engine twice."""
         engine = column.engine
         settings: dict[str, Any] = {"dtype": engine.dtype, "backend": engine.backend, "page_tokens": engine.page_tokens}
-        settings["weight_quantisation"] = engine.weights.value
+        settings |= {"weight_quantisation": engine.weights.value, "adapters": tiny.adapters}
         runners = [tiny_models.load(tiny.ref, total_pages=TOTAL_PAGES, **settings) for _ in range(2)]
         return cls(column, tiny.references[engine.weights], *runners)
 
@@ -168,6 +182,11 @@ class Subject:
             for length, sampling in zip(lengths, samplings, strict=True)
         ]
 
+    def adapted(self) -> list[Request]:
+        """The same five, of the adapters and of none."""
+        names = ("", "one", "two", "", "one")
+        return [replace(request, adapter=name) for request, name in zip(self.requests(), names, strict=True)]
+
     def pages(self, request: Request, step_tokens: int) -> int:
         """Most pages of any group that a request holds at once, where its prompt is computed in steps of so many tokens."""
         tokens = len(request.prompt) + request.output_tokens - 1
@@ -186,9 +205,11 @@ class Subject:
     def ask(self, member: Member, request: Request, **more: Any) -> int:
         """Put a request to a member. One with a grammar may say more than the grammar lets it. `more`: as in Ask."""
         more.setdefault("indexes", (request.index,))
+        if request.adapter and "salt" in more:
+            more["salt"] = adapted_salt(more["salt"], next(one for one in self.runner.adapters if one.name == request.adapter))
         grammar = None if request.allowed is None else letters(request.allowed, request.output_tokens)
         most = request.output_tokens + (grammar is not None)
-        return member.ask(Ask(request.prompt, request.sampling, most, grammar=grammar, **more))
+        return member.ask(Ask(request.prompt, request.sampling, most, grammar=grammar, adapter=request.adapter, **more))
 
     def said(self, member: Member, seat: int) -> Said:
         """What came of a seat so far."""
@@ -223,10 +244,11 @@ class Subject:
     def judge(self, said: Said, request: Request, earlier: Sequence[int] = ()) -> None:
         """What was said so far is right, as the column compares. `earlier`: tokens that another member said before."""
         first, tokens = len(earlier), (*earlier, *said.tokens)
+        reference = self.references[request.adapter]
         assert len(said.log_probs) == len(said.tokens)
         match self.column.engine.comparison:
             case Comparison.REFERENCE:
-                assert list(tokens) == self.reference.chosen(request, tokens)
+                assert list(tokens) == reference.chosen(request, tokens)
             case Comparison.ALONE:
                 alone = self.alone(request)
                 assert list(tokens) == alone.tokens[: len(tokens)]
@@ -235,10 +257,10 @@ class Subject:
                 pass
         if not said.tokens:
             return
-        rows = self.reference.rows(request, tokens)
+        rows = reference.rows(request, tokens)
         dtype = self.column.engine.dtype
         bound = BOUND[dtype] * float(rows.abs().max())
-        assert max(self.reference.misses(request, tokens)) <= (bound if request.sampling.greedy else SHARE_BOUND[dtype])
+        assert max(reference.misses(request, tokens)) <= (bound if request.sampling.greedy else SHARE_BOUND[dtype])
         expected = torch.log_softmax(rows.double(), dim=-1)[first:]
         own = expected.gather(1, torch.tensor(said.tokens)[:, None])[:, 0]
         assert (torch.tensor([told.value for told in said.log_probs]) - own).abs().max() <= bound

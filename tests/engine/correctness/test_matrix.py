@@ -11,10 +11,10 @@ from engine.backend import BackendUnfit
 from engine.quantisation import WeightQuantisation
 from rpc import clocks
 from tests.engine.correctness import ends, pressure, serving
-from tests.engine.correctness.columns import COLUMNS, FAMILIES, NO_NATIVE, Column, Family, excuse
+from tests.engine.correctness.columns import COLUMNS, FAMILIES, NO_NATIVE, WITHOUT_ADAPTERS, Column, Family, excuse
 from tests.engine.correctness.page import page
 from tests.engine.correctness.reference import Request
-from tests.engine.correctness.subject import GREEDY, OUTPUT_TOKENS, Subject, Tiny
+from tests.engine.correctness.subject import ADAPTERS, GREEDY, OUTPUT_TOKENS, Subject, Tiny
 from tests.engine.correctness.table import BEYOND, CELLS, EXCUSED, REQUIRED, ROWS, Row
 from tests.engine.native_sets import has_compiler
 from tests.engine.tiny_models import VOCABULARY, prompt
@@ -51,8 +51,10 @@ def test_f12(cell: tuple[Row, Column], load: Load) -> None:
 def test_a_text_that_is_judged_right_is_the_one_that_transformers_generates(
     family: Family, build: Callable[[Family], Tiny]
 ) -> None:
-    reference = build(family).references[WeightQuantisation.OFF]
+    references = build(family).references[WeightQuantisation.OFF]
+    reference = references[""]
     request = Request(tuple(prompt(9)), GREEDY, OUTPUT_TOKENS)
+    assert set(references) == {"", *([] if family.name in WITHOUT_ADAPTERS else ADAPTERS)}
     said = tuple(greedy(reference.model, request.prompt, OUTPUT_TOKENS))
     assert reference.chosen(request, said) == list(said) and max(reference.misses(request, said)) == 0.0
     changed = (*said[:5], (said[5] + 1) % VOCABULARY, *said[6:])

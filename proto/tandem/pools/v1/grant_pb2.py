@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1btandem/pools/v1/grant.proto\x12\x0ftandem.pools.v1\"1\n\nAttemptKey\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"<\n\x04Peer\x12\x0e\n\x06member\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\"\xd0\x02\n\x05Grant\x12\x10\n\x08grant_id\x18\x01 \x01(\x0c\x12(\n\x03key\x18\x02 \x01(\x0b\x32\x1b.tandem.pools.v1.AttemptKey\x12%\n\x06\x64\x65\x63ode\x18\x03 \x01(\x0b\x32\x15.tandem.pools.v1.Peer\x12\x1a\n\x12layout_fingerprint\x18\x04 \x01(\t\x12\x16\n\x0e\x66irst_position\x18\x05 \x01(\r\x12\x13\n\x0btoken_count\x18\x06 \x01(\r\x12+\n\x06groups\x18\x07 \x03(\x0b\x32\x1b.tandem.pools.v1.GroupPages\x12\x18\n\x0blanding_row\x18\x08 \x01(\rH\x00\x88\x01\x01\x12+\n\x08\x65ndpoint\x18\t \x01(\x0b\x32\x19.tandem.pools.v1.Endpoint\x12\x17\n\x0f\x65xpires_after_s\x18\n \x01(\x01\x42\x0e\n\x0c_landing_row\"3\n\nGroupPages\x12\x10\n\x08page_ids\x18\x01 \x03(\r\x12\x13\n\x0bgenerations\x18\x02 \x03(\x04\"i\n\x08\x45ndpoint\x12\r\n\x05\x61gent\x18\x01 \x01(\t\x12\x10\n\x08metadata\x18\x02 \x01(\x0c\x12\x16\n\x0emetadata_crc32\x18\x03 \x01(\r\x12$\n\x05slabs\x18\x04 \x03(\x0b\x32\x15.tandem.pools.v1.Slab\"D\n\x04Slab\x12\x14\n\x0c\x62\x61se_address\x18\x01 \x01(\x04\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12\x12\n\nunit_bytes\x18\x03 \x01(\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1btandem/pools/v1/grant.proto\x12\x0ftandem.pools.v1\"1\n\nAttemptKey\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\")\n\x07\x41\x64\x61pter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08identity\x18\x02 \x01(\t\"<\n\x04Peer\x12\x0e\n\x06member\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\"\xd0\x02\n\x05Grant\x12\x10\n\x08grant_id\x18\x01 \x01(\x0c\x12(\n\x03key\x18\x02 \x01(\x0b\x32\x1b.tandem.pools.v1.AttemptKey\x12%\n\x06\x64\x65\x63ode\x18\x03 \x01(\x0b\x32\x15.tandem.pools.v1.Peer\x12\x1a\n\x12layout_fingerprint\x18\x04 \x01(\t\x12\x16\n\x0e\x66irst_position\x18\x05 \x01(\r\x12\x13\n\x0btoken_count\x18\x06 \x01(\r\x12+\n\x06groups\x18\x07 \x03(\x0b\x32\x1b.tandem.pools.v1.GroupPages\x12\x18\n\x0blanding_row\x18\x08 \x01(\rH\x00\x88\x01\x01\x12+\n\x08\x65ndpoint\x18\t \x01(\x0b\x32\x19.tandem.pools.v1.Endpoint\x12\x17\n\x0f\x65xpires_after_s\x18\n \x01(\x01\x42\x0e\n\x0c_landing_row\"3\n\nGroupPages\x12\x10\n\x08page_ids\x18\x01 \x03(\r\x12\x13\n\x0bgenerations\x18\x02 \x03(\x04\"i\n\x08\x45ndpoint\x12\r\n\x05\x61gent\x18\x01 \x01(\t\x12\x10\n\x08metadata\x18\x02 \x01(\x0c\x12\x16\n\x0emetadata_crc32\x18\x03 \x01(\r\x12$\n\x05slabs\x18\x04 \x03(\x0b\x32\x15.tandem.pools.v1.Slab\"D\n\x04Slab\x12\x14\n\x0c\x62\x61se_address\x18\x01 \x01(\x04\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12\x12\n\nunit_bytes\x18\x03 \x01(\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,14 +33,16 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ATTEMPTKEY']._serialized_start=48
   _globals['_ATTEMPTKEY']._serialized_end=97
-  _globals['_PEER']._serialized_start=99
-  _globals['_PEER']._serialized_end=159
-  _globals['_GRANT']._serialized_start=162
-  _globals['_GRANT']._serialized_end=498
-  _globals['_GROUPPAGES']._serialized_start=500
-  _globals['_GROUPPAGES']._serialized_end=551
-  _globals['_ENDPOINT']._serialized_start=553
-  _globals['_ENDPOINT']._serialized_end=658
-  _globals['_SLAB']._serialized_start=660
-  _globals['_SLAB']._serialized_end=728
+  _globals['_ADAPTER']._serialized_start=99
+  _globals['_ADAPTER']._serialized_end=140
+  _globals['_PEER']._serialized_start=142
+  _globals['_PEER']._serialized_end=202
+  _globals['_GRANT']._serialized_start=205
+  _globals['_GRANT']._serialized_end=541
+  _globals['_GROUPPAGES']._serialized_start=543
+  _globals['_GROUPPAGES']._serialized_end=594
+  _globals['_ENDPOINT']._serialized_start=596
+  _globals['_ENDPOINT']._serialized_end=701
+  _globals['_SLAB']._serialized_start=703
+  _globals['_SLAB']._serialized_end=771
 # @@protoc_insertion_point(module_scope)

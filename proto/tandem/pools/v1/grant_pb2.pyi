@@ -14,6 +14,14 @@ class AttemptKey(_message.Message):
     attempt: int
     def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ...) -> None: ...
 
+class Adapter(_message.Message):
+    __slots__ = ("name", "identity")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    IDENTITY_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    identity: str
+    def __init__(self, name: _Optional[str] = ..., identity: _Optional[str] = ...) -> None: ...
+
 class Peer(_message.Message):
     __slots__ = ("member", "incarnation", "address")
     MEMBER_FIELD_NUMBER: _ClassVar[int]

@@ -44,7 +44,7 @@ class PrefixNews(_message.Message):
     def __init__(self, anew: _Optional[bool] = ..., stored: _Optional[_Iterable[int]] = ..., evicted: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class MemberInfo(_message.Message):
-    __slots__ = ("peer", "role", "model", "model_snapshot", "layout_fingerprint", "page_tokens", "total_pages", "context_tokens", "vocabulary_size", "max_sequences", "max_queued_tokens", "computes_prompts", "prefix_identity", "sequence_pages")
+    __slots__ = ("peer", "role", "model", "model_snapshot", "layout_fingerprint", "page_tokens", "total_pages", "context_tokens", "vocabulary_size", "max_sequences", "max_queued_tokens", "computes_prompts", "prefix_identity", "sequence_pages", "adapters")
     PEER_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -59,6 +59,7 @@ class MemberInfo(_message.Message):
     COMPUTES_PROMPTS_FIELD_NUMBER: _ClassVar[int]
     PREFIX_IDENTITY_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_PAGES_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     peer: _grant_pb2.Peer
     role: MemberRole
     model: str
@@ -73,7 +74,8 @@ class MemberInfo(_message.Message):
     computes_prompts: bool
     prefix_identity: bytes
     sequence_pages: int
-    def __init__(self, peer: _Optional[_Union[_grant_pb2.Peer, _Mapping]] = ..., role: _Optional[_Union[MemberRole, str]] = ..., model: _Optional[str] = ..., model_snapshot: _Optional[str] = ..., layout_fingerprint: _Optional[str] = ..., page_tokens: _Optional[int] = ..., total_pages: _Optional[int] = ..., context_tokens: _Optional[int] = ..., vocabulary_size: _Optional[int] = ..., max_sequences: _Optional[int] = ..., max_queued_tokens: _Optional[int] = ..., computes_prompts: _Optional[bool] = ..., prefix_identity: _Optional[bytes] = ..., sequence_pages: _Optional[int] = ...) -> None: ...
+    adapters: _containers.RepeatedCompositeFieldContainer[_grant_pb2.Adapter]
+    def __init__(self, peer: _Optional[_Union[_grant_pb2.Peer, _Mapping]] = ..., role: _Optional[_Union[MemberRole, str]] = ..., model: _Optional[str] = ..., model_snapshot: _Optional[str] = ..., layout_fingerprint: _Optional[str] = ..., page_tokens: _Optional[int] = ..., total_pages: _Optional[int] = ..., context_tokens: _Optional[int] = ..., vocabulary_size: _Optional[int] = ..., max_sequences: _Optional[int] = ..., max_queued_tokens: _Optional[int] = ..., computes_prompts: _Optional[bool] = ..., prefix_identity: _Optional[bytes] = ..., sequence_pages: _Optional[int] = ..., adapters: _Optional[_Iterable[_Union[_grant_pb2.Adapter, _Mapping]]] = ...) -> None: ...
 
 class MemberLoad(_message.Message):
     __slots__ = ("free_pages", "running_sequences", "waiting_sequences", "waiting_tokens", "quarantined_pages", "draining", "steps", "prefill_tokens_per_s", "decode_step_s", "preempted_sequences", "expected_output_tokens")

@@ -25,31 +25,31 @@ _sym_db = _symbol_database.Default()
 from tandem.pools.v1 import grant_pb2 as tandem_dot_pools_dot_v1_dot_grant__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtandem/pools/v1/prefill.proto\x12\x0ftandem.pools.v1\x1a\x1btandem/pools/v1/grant.proto\"\x8e\x02\n\x0ePrefillRequest\x12(\n\x03key\x18\x01 \x01(\x0b\x32\x1b.tandem.pools.v1.AttemptKey\x12\x16\n\x0emodel_snapshot\x18\x02 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x03 \x03(\r\x12%\n\x05grant\x18\x04 \x01(\x0b\x32\x16.tandem.pools.v1.Grant\x12\x10\n\x08priority\x18\x05 \x01(\x05\x12\x18\n\x0bremaining_s\x18\x06 \x01(\x01H\x00\x88\x01\x01\x12\x13\n\x0btraceparent\x18\x07 \x01(\t\x12\x13\n\x0bincarnation\x18\x08 \x01(\t\x12\x13\n\x0btenant_salt\x18\t \x01(\x0c\x42\x0e\n\x0c_remaining_s\"\xf0\x01\n\x0fPrefillResponse\x12\x34\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32 .tandem.pools.v1.PrefillAcceptedH\x00\x12\x34\n\x08progress\x18\x02 \x01(\x0b\x32 .tandem.pools.v1.PrefillProgressH\x00\x12\x36\n\tcommitted\x18\x03 \x01(\x0b\x32!.tandem.pools.v1.PrefillCommittedH\x00\x12\x30\n\x06\x66\x61iled\x18\x04 \x01(\x0b\x32\x1e.tandem.pools.v1.PrefillFailedH\x00\x42\x07\n\x05\x65vent\"(\n\x0fPrefillAccepted\x12\x15\n\rqueued_tokens\x18\x01 \x01(\r\"A\n\x0fPrefillProgress\x12\x17\n\x0f\x63omputed_tokens\x18\x01 \x01(\r\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\"\x98\x01\n\x10PrefillCommitted\x12\x15\n\rcached_tokens\x18\x01 \x01(\r\x12\x12\n\nsent_bytes\x18\x02 \x01(\x04\x12\x0f\n\x07queue_s\x18\x03 \x01(\x01\x12\x11\n\tcompute_s\x18\x04 \x01(\x01\x12\x12\n\nhandover_s\x18\x05 \x01(\x01\x12\x11\n\texposed_s\x18\x06 \x01(\x01\x12\x0e\n\x06post_s\x18\x07 \x01(\x01\"A\n\rPrefillFailed\x12\r\n\x05\x63\x61use\x18\x01 \x01(\t\x12\x11\n\tretryable\x18\x02 \x01(\x08\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\"5\n\x0c\x44rainRequest\x12\x10\n\x08grant_id\x18\x01 \x01(\x0c\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\";\n\rDrainResponse\x12*\n\x05state\x18\x01 \x01(\x0e\x32\x1b.tandem.pools.v1.DrainState*\x80\x01\n\nDrainState\x12\x1b\n\x17\x44RAIN_STATE_UNSPECIFIED\x10\x00\x12\x17\n\x13\x44RAIN_STATE_DRAINED\x10\x01\x12\x19\n\x15\x44RAIN_STATE_COMMITTED\x10\x02\x12!\n\x1d\x44RAIN_STATE_WRONG_INCARNATION\x10\x03\x32\xa8\x01\n\x0ePrefillService\x12N\n\x07Prefill\x12\x1f.tandem.pools.v1.PrefillRequest\x1a .tandem.pools.v1.PrefillResponse0\x01\x12\x46\n\x05\x44rain\x12\x1d.tandem.pools.v1.DrainRequest\x1a\x1e.tandem.pools.v1.DrainResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtandem/pools/v1/prefill.proto\x12\x0ftandem.pools.v1\x1a\x1btandem/pools/v1/grant.proto\"\xb9\x02\n\x0ePrefillRequest\x12(\n\x03key\x18\x01 \x01(\x0b\x32\x1b.tandem.pools.v1.AttemptKey\x12\x16\n\x0emodel_snapshot\x18\x02 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x03 \x03(\r\x12%\n\x05grant\x18\x04 \x01(\x0b\x32\x16.tandem.pools.v1.Grant\x12\x10\n\x08priority\x18\x05 \x01(\x05\x12\x18\n\x0bremaining_s\x18\x06 \x01(\x01H\x00\x88\x01\x01\x12\x13\n\x0btraceparent\x18\x07 \x01(\t\x12\x13\n\x0bincarnation\x18\x08 \x01(\t\x12\x13\n\x0btenant_salt\x18\t \x01(\x0c\x12)\n\x07\x61\x64\x61pter\x18\n \x01(\x0b\x32\x18.tandem.pools.v1.AdapterB\x0e\n\x0c_remaining_s\"\xf0\x01\n\x0fPrefillResponse\x12\x34\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32 .tandem.pools.v1.PrefillAcceptedH\x00\x12\x34\n\x08progress\x18\x02 \x01(\x0b\x32 .tandem.pools.v1.PrefillProgressH\x00\x12\x36\n\tcommitted\x18\x03 \x01(\x0b\x32!.tandem.pools.v1.PrefillCommittedH\x00\x12\x30\n\x06\x66\x61iled\x18\x04 \x01(\x0b\x32\x1e.tandem.pools.v1.PrefillFailedH\x00\x42\x07\n\x05\x65vent\"(\n\x0fPrefillAccepted\x12\x15\n\rqueued_tokens\x18\x01 \x01(\r\"A\n\x0fPrefillProgress\x12\x17\n\x0f\x63omputed_tokens\x18\x01 \x01(\r\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\"\x98\x01\n\x10PrefillCommitted\x12\x15\n\rcached_tokens\x18\x01 \x01(\r\x12\x12\n\nsent_bytes\x18\x02 \x01(\x04\x12\x0f\n\x07queue_s\x18\x03 \x01(\x01\x12\x11\n\tcompute_s\x18\x04 \x01(\x01\x12\x12\n\nhandover_s\x18\x05 \x01(\x01\x12\x11\n\texposed_s\x18\x06 \x01(\x01\x12\x0e\n\x06post_s\x18\x07 \x01(\x01\"A\n\rPrefillFailed\x12\r\n\x05\x63\x61use\x18\x01 \x01(\t\x12\x11\n\tretryable\x18\x02 \x01(\x08\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\"5\n\x0c\x44rainRequest\x12\x10\n\x08grant_id\x18\x01 \x01(\x0c\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\";\n\rDrainResponse\x12*\n\x05state\x18\x01 \x01(\x0e\x32\x1b.tandem.pools.v1.DrainState*\x80\x01\n\nDrainState\x12\x1b\n\x17\x44RAIN_STATE_UNSPECIFIED\x10\x00\x12\x17\n\x13\x44RAIN_STATE_DRAINED\x10\x01\x12\x19\n\x15\x44RAIN_STATE_COMMITTED\x10\x02\x12!\n\x1d\x44RAIN_STATE_WRONG_INCARNATION\x10\x03\x32\xa8\x01\n\x0ePrefillService\x12N\n\x07Prefill\x12\x1f.tandem.pools.v1.PrefillRequest\x1a .tandem.pools.v1.PrefillResponse0\x01\x12\x46\n\x05\x44rain\x12\x1d.tandem.pools.v1.DrainRequest\x1a\x1e.tandem.pools.v1.DrainResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tandem.pools.v1.prefill_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DRAINSTATE']._serialized_start=1043
-  _globals['_DRAINSTATE']._serialized_end=1171
+  _globals['_DRAINSTATE']._serialized_start=1086
+  _globals['_DRAINSTATE']._serialized_end=1214
   _globals['_PREFILLREQUEST']._serialized_start=80
-  _globals['_PREFILLREQUEST']._serialized_end=350
-  _globals['_PREFILLRESPONSE']._serialized_start=353
-  _globals['_PREFILLRESPONSE']._serialized_end=593
-  _globals['_PREFILLACCEPTED']._serialized_start=595
-  _globals['_PREFILLACCEPTED']._serialized_end=635
-  _globals['_PREFILLPROGRESS']._serialized_start=637
-  _globals['_PREFILLPROGRESS']._serialized_end=702
-  _globals['_PREFILLCOMMITTED']._serialized_start=705
-  _globals['_PREFILLCOMMITTED']._serialized_end=857
-  _globals['_PREFILLFAILED']._serialized_start=859
-  _globals['_PREFILLFAILED']._serialized_end=924
-  _globals['_DRAINREQUEST']._serialized_start=926
-  _globals['_DRAINREQUEST']._serialized_end=979
-  _globals['_DRAINRESPONSE']._serialized_start=981
-  _globals['_DRAINRESPONSE']._serialized_end=1040
-  _globals['_PREFILLSERVICE']._serialized_start=1174
-  _globals['_PREFILLSERVICE']._serialized_end=1342
+  _globals['_PREFILLREQUEST']._serialized_end=393
+  _globals['_PREFILLRESPONSE']._serialized_start=396
+  _globals['_PREFILLRESPONSE']._serialized_end=636
+  _globals['_PREFILLACCEPTED']._serialized_start=638
+  _globals['_PREFILLACCEPTED']._serialized_end=678
+  _globals['_PREFILLPROGRESS']._serialized_start=680
+  _globals['_PREFILLPROGRESS']._serialized_end=745
+  _globals['_PREFILLCOMMITTED']._serialized_start=748
+  _globals['_PREFILLCOMMITTED']._serialized_end=900
+  _globals['_PREFILLFAILED']._serialized_start=902
+  _globals['_PREFILLFAILED']._serialized_end=967
+  _globals['_DRAINREQUEST']._serialized_start=969
+  _globals['_DRAINREQUEST']._serialized_end=1022
+  _globals['_DRAINRESPONSE']._serialized_start=1024
+  _globals['_DRAINRESPONSE']._serialized_end=1083
+  _globals['_PREFILLSERVICE']._serialized_start=1217
+  _globals['_PREFILLSERVICE']._serialized_end=1385
 # @@protoc_insertion_point(module_scope)

@@ -20,7 +20,7 @@ DRAIN_STATE_COMMITTED: DrainState
 DRAIN_STATE_WRONG_INCARNATION: DrainState
 
 class PrefillRequest(_message.Message):
-    __slots__ = ("key", "model_snapshot", "prompt_token_ids", "grant", "priority", "remaining_s", "traceparent", "incarnation", "tenant_salt")
+    __slots__ = ("key", "model_snapshot", "prompt_token_ids", "grant", "priority", "remaining_s", "traceparent", "incarnation", "tenant_salt", "adapter")
     KEY_FIELD_NUMBER: _ClassVar[int]
     MODEL_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -30,6 +30,7 @@ class PrefillRequest(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     TENANT_SALT_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
     key: _grant_pb2.AttemptKey
     model_snapshot: str
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -39,7 +40,8 @@ class PrefillRequest(_message.Message):
     traceparent: str
     incarnation: str
     tenant_salt: bytes
-    def __init__(self, key: _Optional[_Union[_grant_pb2.AttemptKey, _Mapping]] = ..., model_snapshot: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., grant: _Optional[_Union[_grant_pb2.Grant, _Mapping]] = ..., priority: _Optional[int] = ..., remaining_s: _Optional[float] = ..., traceparent: _Optional[str] = ..., incarnation: _Optional[str] = ..., tenant_salt: _Optional[bytes] = ...) -> None: ...
+    adapter: _grant_pb2.Adapter
+    def __init__(self, key: _Optional[_Union[_grant_pb2.AttemptKey, _Mapping]] = ..., model_snapshot: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., grant: _Optional[_Union[_grant_pb2.Grant, _Mapping]] = ..., priority: _Optional[int] = ..., remaining_s: _Optional[float] = ..., traceparent: _Optional[str] = ..., incarnation: _Optional[str] = ..., tenant_salt: _Optional[bytes] = ..., adapter: _Optional[_Union[_grant_pb2.Adapter, _Mapping]] = ...) -> None: ...
 
 class PrefillResponse(_message.Message):
     __slots__ = ("accepted", "progress", "committed", "failed")
