@@ -136,7 +136,7 @@ class Speculation:
             return
         found = self._source.propose(wishes)
         for wish in wishes:
-            drafts = found.get(wish.seat, ())[: min(left, wish.most)]
+            drafts = wish.sequence.fit_drafts(found.get(wish.seat, ())[: min(left, wish.most)])
             if drafts:
                 plan.drafts[wish.seat] = drafts
                 left -= len(drafts)
@@ -150,14 +150,15 @@ class Speculation:
         """The first of `chosen` was chosen. While what was drafted is chosen, the next one was computed already: choose it.
 
         chosen: for each draft the token of its place. following: for each draft, how to choose the one after it. What stops a
-        seat between two steps stops it here. Pages that only the other drafts needed go back to its promise.
+        seat between two steps stops it here; what a grammar gave no mask for is left to the next step. Pages that only the other
+        drafts needed go back to its promise.
         """
         accepted, wrong = 0, False
         for draft, token, choose in zip(drafts, chosen, following, strict=True):
             if not seat.runnable:
                 break
             wrong = draft != token
-            if wrong:
+            if wrong or not seat.sequence.drawn_ahead:
                 break
             accepted += 1
             seat.completed(1)

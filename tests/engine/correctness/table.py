@@ -153,6 +153,12 @@ ROWS = (
         "A regular expression masks ids, beside a sequence without one.",
         serving.structured,
     ),
+    Row(
+        "structured output with drafts",
+        BEYOND,
+        "Drafts by prompt lookup behind tokens that a regular expression masks, each with a mask of its own.",
+        serving.structured_drafts,
+    ),
 )
 
 NO_PREFIXES = "nothing to find: where a window lets pages go there is no prefix cache"
