@@ -1,4 +1,7 @@
-"""Where drafts come from: the port, and its first implementation, which looks them up in the text itself. Pure."""
+"""Where drafts come from: the port, and the implementation that looks them up in the text itself. Pure.
+
+The other one is decode_svc.draft_model.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

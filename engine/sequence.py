@@ -194,9 +194,10 @@ class Sequence:
         there is no mask for (see `drawn_ahead`) have none."""
         masks = [] if self._grammar is None else [self._grammar.next, *self._grammar.ahead]
         places = zip_longest(range(len(drafts) + 1), masks[: len(drafts) + 1])
-        return [self._row(drafts[:place], next_ids) for place, next_ids in places]
+        return [self.row_after(drafts[:place], next_ids) for place, next_ids in places]
 
-    def _row(self, drafts: tuple[int, ...], next_ids: NextIds | None) -> SampleRow:
+    def row_after(self, drafts: tuple[int, ...], next_ids: NextIds | None) -> SampleRow:
+        """What the sampler needs for the token after some drafts, with a mask or without."""
         sampling, index, position = self.spec.sampling, self.spec.index, len(self._output) + len(drafts)
         history = self._history.after(drafts) if self._history is not None and drafts else self._history
         banned = self._banned_at(position)
