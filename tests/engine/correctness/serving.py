@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from decode_svc.draft_model import ModelDrafts
 from decode_svc.planning import StepLimits
 from decode_svc.speculation import SpeculationKind, SpeculationLimits
 from engine.prompt_lookup import LookupLimits
@@ -111,6 +112,22 @@ def speculation(subject: Subject) -> None:
     subject.serve(member, [Request(text, sampling, 2 * OUTPUT_TOKENS) for sampling in samplings])
     counts = member.scheduler.speculation.counts
     assert 0 < counts.accepted_tokens < counts.drafted_tokens
+
+
+def draft_model(subject: Subject) -> None:
+    """The same weights, loaded a second time, draft for sequences with a grammar and without."""
+    drafts = ModelDrafts(subject.other, VOCABULARY, step_tokens=NARROW.tokens)
+    member = subject.member(speculation=SpeculationLimits(SpeculationKind.DRAFT_MODEL, 4), draft_model=drafts)
+    bound = [Request(one.prompt, one.sampling, GRAMMAR_TOKENS, frozenset(b"abc")) for one in subject.requests()[2:4]]
+    seats = [subject.ask(member, request) for request in bound]
+    subject.serve(member, subject.requests())
+    member.worker.close()
+    for seat, request in zip(seats, bound, strict=True):
+        said = subject.said(member, seat)
+        assert said.reason is FinishReason.GRAMMAR_COMPLETE and len(said.tokens) == GRAMMAR_TOKENS
+        subject.judge(said, request)
+    counts = member.scheduler.speculation.counts
+    assert counts.accepted_tokens > counts.drafted_tokens / 2
 
 
 def structured(subject: Subject) -> None:

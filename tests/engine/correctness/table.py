@@ -148,6 +148,12 @@ ROWS = (
         serving.speculation,
     ),
     Row(
+        "draft model",
+        BEYOND,
+        "Another load of the same weights drafts, in pages of its own, for sequences with a grammar and without.",
+        serving.draft_model,
+    ),
+    Row(
         "structured output",
         BEYOND,
         "A regular expression masks ids, beside a sequence without one.",
