@@ -77,7 +77,7 @@ class DecodeSettings(MemberSettings, kw_only=True, frozen=True, forbid_unknown_f
         Literal["off", "prompt_lookup", "draft_model", "both"],
         setting(
             "Where drafts of the next tokens come from, to be checked in one step: from the text before, from draft_model, from "
-            "the model where the text has none (both), or there are none."
+            "the model where the text has none (both), or there are none. With any of these a JSON schema drafts what it forces."
         ),
     ] = "off"
     draft_model: Annotated[

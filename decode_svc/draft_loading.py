@@ -1,21 +1,12 @@
 """The draft model that a member's settings ask for, and whether it fits the model that it drafts for."""
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import models
 from decode_svc.config import DecodeSettings
 from decode_svc.draft_model import ModelDrafts
+from decode_svc.opening import Tokenizer
 from engine.runner import ModelRunner, Runner
-
-
-class Pieces(Protocol):
-    """What a tokenizer says of its vocabulary."""
-
-    @property
-    def vocabulary_size(self) -> int: ...
-
-    def piece(self, token_id: int) -> bytes: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +15,7 @@ class DraftModel:
 
     name: str
     runner: Runner
-    tokenizer: Pieces
+    tokenizer: Tokenizer
 
 
 def load_draft_model(settings: DecodeSettings) -> DraftModel | None:
@@ -47,7 +38,9 @@ def load_draft_model(settings: DecodeSettings) -> DraftModel | None:
     return DraftModel(ref.name, runner, models.load_tokenizer(ref))
 
 
-def drafts_for(draft: DraftModel | None, model: str, runner: Runner, tokenizer: Pieces, step_tokens: int) -> ModelDrafts | None:
+def drafts_for(
+    draft: DraftModel | None, model: str, runner: Runner, tokenizer: Tokenizer, step_tokens: int
+) -> ModelDrafts | None:
     """Drafts for `model`, which has this runner and this tokenizer. step_tokens: as in ModelDrafts.
 
     Raises ValueError, naming both models, when their ids do not mean the same.

@@ -24,6 +24,7 @@ SPREAD_TOKENS = 64.0
 class DraftOrigin(Enum):
     """Where a draft came from."""
 
+    GRAMMAR = "grammar"
     PROMPT_LOOKUP = "prompt_lookup"
     DRAFT_MODEL = "draft_model"
 
@@ -115,6 +116,10 @@ class Origin:
         if found is None:
             found = self.records[seat.number] = Record(seat, tried_at=seat.sequence.selected_tokens)
         return found
+
+    def drafting(self) -> set[int]:
+        """Seats whose drafts from here are worth something."""
+        return {number for number, record in self.records.items() if not record.off}
 
     def forget(self, seat: int) -> None:
         """The seat has ended."""

@@ -12,7 +12,7 @@ from enum import Enum
 
 from decode_svc.draft_model import ModelDrafts
 from decode_svc.draft_records import DraftOrigin, Origin, SpeculationCounts
-from decode_svc.drafts import DraftSource, LookupDrafts, Wish
+from decode_svc.drafts import DraftSource, GrammarDrafts, LookupDrafts, Wish
 from decode_svc.memory import DecodeMemory
 from decode_svc.planning import Plan
 from decode_svc.seats import Seat, SeatState
@@ -60,7 +60,7 @@ class SpeculationLimits:
 class Speculation:
     """Adds drafts to plans and learns from what becomes of them.
 
-    `source`: asked first; None: what `limits.kind` says. `model`: asked for the others, where limits.kind wants one.
+    Grammars are asked first, then `source`; None: what `limits.kind` says. `model`: asked for the others, where that wants one.
     """
 
     def __init__(
@@ -80,6 +80,8 @@ class Speculation:
         self._origins: list[Origin] = []
         #: Of the step that runs, by seat.
         self._drafted_by: dict[int, Origin] = {}
+        if limits.kind is not SpeculationKind.OFF:
+            self._origins.append(Origin(DraftOrigin.GRAMMAR, GrammarDrafts()))
         if source is None and limits.kind.looks_up:
             source = LookupDrafts(limits.lookup)
         if source is not None:
@@ -90,8 +92,8 @@ class Speculation:
     @property
     def sequences_off(self) -> int:
         """Sequences that do not draft, because it did not pay from any source."""
-        off = [{number for number, record in origin.records.items() if record.off} for origin in self._origins]
-        return len(set.intersection(*off)) if off else 0
+        off = {number for origin in self._origins for number, record in origin.records.items() if record.off}
+        return len(off.difference(*(origin.drafting() for origin in self._origins)))
 
     def counts_by_origin(self) -> dict[DraftOrigin, SpeculationCounts]:
         """The counts of each source that there is."""
@@ -198,6 +200,8 @@ class Speculation:
         least = share * max(1, len(plan.draws))
         wishes = []
         for seat in running:
+            if origin.kind is DraftOrigin.GRAMMAR and seat.sequence.grammar is None:
+                continue
             reach = self._memory.reach(seat.holding) - seat.sequence.cache_tokens - 1
             worth = origin.record(seat).worth(least, self._limits.draft_tokens)
             most = min(worth, seat.sequence.draft_room, reach, left)

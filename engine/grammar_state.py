@@ -101,6 +101,10 @@ class GrammarState:
             self._untake(tokens)
             self._unfill()
 
+    def forced(self) -> tuple[int, ...]:
+        """Ids that spell what has to follow; none where more than one text can, or the grammar cannot tell in bounded time."""
+        return self._matcher.forced() if self._grammar.forces else ()
+
     def follow(self, drafts: Sequence[int]) -> int:
         """How many of `drafts`, from the first on, may follow one another here. `prepare` fills the masks after these too."""
         taken = 0

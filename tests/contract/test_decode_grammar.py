@@ -10,6 +10,7 @@ import grpc
 import jsonschema
 import pytest
 
+from decode_svc.draft_records import DraftOrigin
 from decode_svc.grammar_compiler import CompileLimits
 from engine.grammar_library import Vocabulary
 from rpc.details import details_from
@@ -252,6 +253,24 @@ async def test_a_repeating_output_with_a_grammar_takes_fewer_steps() -> None:
         seat = await whole(member, grammar=v1.Grammar(regex="(ab|ba)*"), **changes)
         assert seat.text == free.text and len(member.runner.batches) < 20
         await member.assert_empty()
+
+
+async def test_what_a_schema_forces_is_drafted() -> None:
+    named = {"first_and_last_name": {"enum": ["somebody", "nobody"]}, "place_of_birth": {"const": "somewhere else"}}
+    text = json.dumps({"type": "object", "properties": named, "required": list(named), "additionalProperties": False})
+    changes = {"grammar": v1.Grammar(json_schema=text), "max_output_tokens": 110, "sampling": drawn(3)}
+    async with (
+        decode_member(otherwise=whatever) as plain,
+        decode_member(otherwise=whatever, speculation="prompt_lookup") as member,
+    ):
+        wanted, seat = await whole(plain, **changes), await whole(member, **changes)
+        assert seat.text == wanted.text and json.loads(seat.text)["place_of_birth"] == "somewhere else"
+        assert seat.ended.usage == wanted.ended.usage and seat.ended.finish_reason == wanted.ended.finish_reason
+        assert len(member.runner.batches) < len(plain.runner.batches) * 2 / 3
+        await member.assert_empty()
+        assert member.service._worker is not None
+        counts = member.service._worker._scheduler.speculation.counts_by_origin()[DraftOrigin.GRAMMAR]
+        assert counts.accepted_tokens == counts.drafted_tokens > 20
 
 
 async def test_a_sequence_that_the_grammar_leaves_no_token_fails_and_no_other() -> None:

@@ -151,6 +151,18 @@ def test_another_state_takes_the_place_of_one_that_is_at_its_drafts() -> None:
     assert other.advance(ord("1")) and not other.from_draft and {ord(","), ord("]")} <= set(allowed(other))
 
 
+def test_what_a_schema_forces_is_told_and_nothing_that_has_no_end() -> None:
+    first = '{"first": {"enum": ["abc", "abd"]}}'
+    names = f'{{"type": "object", "properties": {first}, "required": ["first"], "additionalProperties": false}}'
+    one = take(state(schema(names)), b'{"')
+    assert one.forced() == tuple(b"first") and one.tokens == 2, "the quote is left out: it is the front of another token"
+    assert take(one, b"fi").forced() == tuple(b"rst")
+    assert take(one, b'rst"').forced() == ()
+    assert take(one, b':"').forced() == (256,), "ab, and then it may be one or the other"
+    for rule in (ebnf('root ::= "ab" root'), regex("(abc){9}"), schema('{"type": "string", "pattern": "^(abc){9}$"}')):
+        assert state(rule).forced() == ()
+
+
 def test_control_characters_are_in_no_json() -> None:
     """The library itself allows them in strings whose length is limited."""
     one = state(schema('{"type": "object", "properties": {"a": {"type": "string", "maxLength": 3}}, "required": ["a"]}'))
