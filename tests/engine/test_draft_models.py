@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 import pytest
 
+from decode_svc.config import DecodeSettings
+from decode_svc.draft_loading import drafts_for, load_draft_model
 from decode_svc.draft_model import ModelDrafts
 from decode_svc.planning import StepLimits
 from decode_svc.scheduler import SchedulerLimits
@@ -16,6 +18,7 @@ from tests.engine import tiny_models
 from tests.engine.decoding import Ask, Member
 from tests.engine.tiny_models import VOCABULARY, prompt
 from tests.grammars import bytes_vocabulary, compiled, regex
+from tests.reference import default_model
 
 pytestmark = pytest.mark.slow
 
@@ -114,3 +117,14 @@ def test_a_small_memory_serves_who_comes_first(loaded: Models, tmp_path_factory:
     member.assert_at_rest()
     assert 0 < most < len(asks)
     assert [member.tokens[seat] for seat in range(len(asks))] == [tokens for tokens, _, _ in alone(loaded, asks)]
+
+
+def test_the_model_that_the_settings_name_is_loaded_with_its_own_pages() -> None:
+    name = str(default_model().path)
+    settings = DecodeSettings(speculation="both", draft_model=name, draft_pages=5, page_tokens=8, threads=1, dtype="float32")
+    draft = load_draft_model(settings)
+    assert draft is not None and [slab.units for slab in draft.runner.slabs] == [5]
+    assert draft.runner.layout.groups[0].page_tokens == 8
+    drafts = drafts_for(draft, "itself", draft.runner, draft.tokenizer, settings.draft_step_tokens)
+    assert drafts is not None and drafts.check() == [] and drafts.pages == 0
+    assert load_draft_model(DecodeSettings()) is None
