@@ -4,11 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from decode_svc.draft_model import ModelDrafts
 from decode_svc.handover import HandoverLimits, Handovers
 from decode_svc.memory import DecodeMemory
 from decode_svc.messages import Command, OpenSeat, OutputMade, PromptReady, SeatEnded
 from decode_svc.scheduler import Scheduler, SchedulerLimits
 from decode_svc.worker import DecodeWorker, Outbox, WorkerPorts
+from engine.grammar_library import CompiledGrammar
 from engine.landing import LandingRows
 from engine.runner import Runner
 from engine.sampling_params import SamplingParams
@@ -37,10 +39,12 @@ class Decoded:
 class Decoding:
     """`run` as often as wanted; what is learned about the cost of steps stays."""
 
-    def __init__(self, runner: Runner, limits: SchedulerLimits, streams: TextStreams) -> None:
+    def __init__(
+        self, runner: Runner, limits: SchedulerLimits, streams: TextStreams, draft_model: ModelDrafts | None = None
+    ) -> None:
         memory = DecodeMemory(runner.layout, [slab.units for slab in runner.slabs], 1, step_tokens=limits.step.tokens)
         handovers = Handovers(memory, ME, runner.layout.fingerprint, HandoverLimits(), lambda: "0" * 32)
-        self._scheduler = Scheduler(limits, memory, handovers, partial(TokenSequence, streams=streams))
+        self._scheduler = Scheduler(limits, memory, handovers, partial(TokenSequence, streams=streams), None, draft_model)
         self._inbox: Inbox[Command] = Inbox(limits.sequences)
         ports = WorkerPorts(
             self._publish, lambda writer: None, lambda writer: None, lambda armed: None, lambda copies: None, lambda pushes: None
@@ -52,15 +56,21 @@ class Decoding:
         self._waiting: set[int] = set()
         self._running: set[int] = set()
 
-    def run(self, prompts: Sequence[Sequence[int]], sampling: SamplingParams, output_tokens: int) -> Decoded:
-        """All prompts beside one another, each to the same number of tokens."""
+    def run(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: SamplingParams,
+        output_tokens: int,
+        grammar: CompiledGrammar | None = None,
+    ) -> Decoded:
+        """All prompts beside one another, each to the same number of tokens, or to the end of the grammar."""
         seats = range(self._seats + 1, self._seats + 1 + len(prompts))
         self._seats += len(prompts)
         self._outputs = {seat: [] for seat in seats}
         self._waiting, self._running = set(seats), set(seats)
         for seat, ids in zip(seats, prompts, strict=True):
             key = AttemptKey(f"bench-{seat}", 1)
-            spec = SequenceSpec(key, 0, tuple(ids), sampling, StopSpec(), output_tokens, self._context_tokens)
+            spec = SequenceSpec(key, 0, tuple(ids), sampling, StopSpec(), output_tokens, self._context_tokens, grammar=grammar)
             self._inbox.put_nowait(OpenSeat(seat, spec, Limits(), 0, False, None, clocks.monotonic()))
         while self._waiting:
             self._worker.turn()

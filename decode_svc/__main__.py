@@ -5,6 +5,7 @@ from functools import partial
 
 import models
 from decode_svc.config import DecodeSettings
+from decode_svc.draft_loading import load_draft_model
 from decode_svc.service import DecodeService, Parts
 from kv_transfer.nixl import NixlReceiver
 from member.loading import load_runner
@@ -24,7 +25,11 @@ def main() -> int:
     def build(frame: Frame) -> DecodeService:
         ref = models.resolve(settings.model)
         parts = Parts(
-            partial(load_runner, settings, ref, frame.name), partial(models.load_tokenizer, ref), NixlReceiver, ref.name
+            partial(load_runner, settings, ref, frame.name),
+            partial(models.load_tokenizer, ref),
+            NixlReceiver,
+            ref.name,
+            load_draft_model=partial(load_draft_model, settings),
         )
         return DecodeService(frame, settings, parts)
 

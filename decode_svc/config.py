@@ -74,9 +74,26 @@ class DecodeSettings(MemberSettings, kw_only=True, frozen=True, forbid_unknown_f
         int, setting("Host pages for preempted sequences, in each KV group.", "pages", ge=1, le=100_000_000)
     ] = 256
     speculation: Annotated[
-        Literal["off", "prompt_lookup"],
-        setting("Where drafts of the next tokens come from, to be checked in one step: from the text before, or there are none."),
+        Literal["off", "prompt_lookup", "draft_model", "both"],
+        setting(
+            "Where drafts of the next tokens come from, to be checked in one step: from the text before, from draft_model, from "
+            "the model where the text has none (both), or there are none. With any of these a JSON schema drafts what it forces."
+        ),
     ] = "off"
+    draft_model: Annotated[
+        str,
+        setting(
+            "A small model that drafts, with the same vocabulary as the model: a name, a folder, a GGUF file, or a hub id.",
+            max_length=4096,
+        ),
+    ] = ""
+    draft_pages: Annotated[
+        int,
+        setting("KV pages of draft_model, of each group of its layers, the null page included.", "pages", ge=2, le=100_000_000),
+    ] = 1024
+    draft_step_tokens: Annotated[
+        int, setting("Most tokens of texts that draft_model reads before one step.", "tokens", ge=1, le=1_000_000)
+    ] = 128
     draft_tokens: Annotated[int, setting("Most drafts of one sequence in one step.", "tokens", ge=1, le=64)] = 8
     lookup_shortest: Annotated[
         int, setting("Last tokens that must have stood together before, for what followed to be a draft.", "tokens", ge=1, le=16)
@@ -109,7 +126,13 @@ class DecodeSettings(MemberSettings, kw_only=True, frozen=True, forbid_unknown_f
                 f"max_step_tokens is {self.max_step_tokens}; so that prompts go on it must be above "
                 f"step_sequences, {self.step_sequences}"
             )
-        self.speculation_limits()
+        asks_model = self.speculation_limits().kind.asks_model
+        if asks_model and not self.draft_model:
+            raise ValueError(f"speculation is {self.speculation}, and draft_model is not set")
+        if self.draft_model and not asks_model:
+            raise ValueError(
+                f"draft_model is {self.draft_model}, and speculation is {self.speculation}; only draft_model and both use it"
+            )
 
     def scheduler_limits(self) -> SchedulerLimits:
         """The scheduler's bounds."""

@@ -1,4 +1,7 @@
-"""Where drafts come from: the port, and its first implementation, which looks them up in the text itself. Pure."""
+"""Where drafts come from: the port, and two implementations: one looks them up in the text itself, one asks the grammar. Pure.
+
+The third one is decode_svc.draft_model.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,6 +10,8 @@ from typing import Protocol
 from engine.prompt_lookup import LookupLimits, PromptLookup
 from engine.sequence import Sequence as TokenSequence
 
+#: Forced tokens that are kept for the steps to come; the rest is asked for again.
+FORCED_TOKENS = 1024
 #: Tokens that are made searchable before one step, of all sequences together; a long prompt takes some steps.
 CATCH_UP_TOKENS = 1024
 
@@ -58,3 +63,45 @@ class LookupDrafts:
     def forget(self, seat: int) -> None:
         """See DraftSource."""
         self._texts.pop(seat, None)
+
+
+@dataclass(slots=True)
+class _Forced:
+    """Ids that were forced from place `first` of a sequence's tokens on."""
+
+    first: int
+    token_ids: tuple[int, ...]
+
+
+class GrammarDrafts:
+    """Implements DraftSource by what a grammar leaves no choice about: names in an object, what enumerated texts begin with.
+
+    The text is certain, how it is cut into tokens is not: the longest ones are drafted, and the model may choose others.
+    """
+
+    def __init__(self) -> None:
+        self._forced: dict[int, _Forced] = {}
+
+    def propose(self, wishes: Sequence[Wish]) -> Mapping[int, tuple[int, ...]]:
+        """See DraftSource. Sequences without a grammar get none."""
+        found = {}
+        for wish in wishes:
+            if wish.sequence.grammar is not None and (left := self._left(wish)):
+                found[wish.seat] = left[: wish.most]
+        return found
+
+    def forget(self, seat: int) -> None:
+        """See DraftSource."""
+        self._forced.pop(seat, None)
+
+    def _left(self, wish: Wish) -> tuple[int, ...]:
+        """What is forced from here on: asked once for each stretch, which may be long."""
+        known, sequence = self._forced.get(wish.seat), wish.sequence
+        assert sequence.grammar is not None
+        if known is not None:
+            count = sequence.tokens - known.first
+            if count < len(known.token_ids) and sequence.tokens_from(known.first, count) == known.token_ids[:count]:
+                return known.token_ids[count:]
+        forced = sequence.grammar.forced()[:FORCED_TOKENS]
+        self._forced[wish.seat] = _Forced(sequence.tokens, forced)
+        return forced

@@ -59,6 +59,9 @@ def gauges(
         dropped_tokens=now.dropped_tokens,
         draft_tokens=now.draft_tokens,
         drafting_off_sequences=now.drafting_off,
+        drafted_tokens=now.drafted_tokens,
+        accepted_drafts=now.accepted_drafts,
+        draft_pages=now.draft_pages_used,
         cached_tokens=now.prefixes.hit_tokens,
         prefix=prefix_gauges(now.prefixes),
     )

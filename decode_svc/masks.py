@@ -29,19 +29,20 @@ class StepMasks:
         self._filler = MaskFiller(MASK_S_MAX, clock)
 
     def begin(self, plan: Plan) -> None:
-        """Have the masks of this step's tokens filled."""
+        """Have the masks of this step's tokens filled, and those after drafts."""
         states = [seat.sequence.grammar for seat in plan.draws]
         self._filler.begin([state for state in states if state is not None])
 
     def finish(self, plan: Plan) -> MaskTimes | None:
-        """Wait for them; None without any. A sequence whose grammar gives no mask, or allows nothing, is marked to end."""
+        """Wait for them; None without any. A sequence whose grammar gives no mask, or allows nothing, is marked to end; one that
+        only lacks masks after drafts drafts no more."""
         constrained = [seat for seat in plan.draws if seat.sequence.grammar is not None]
         if not constrained:
             return None
         began = self._clock()
         failed = self._filler.finish()
         for seat in constrained:
-            if any(state is seat.sequence.grammar for state in failed):
+            if any(state is seat.sequence.grammar for state in failed) and not seat.sequence.renew_grammar():
                 seat.sequence.drop_grammar()
                 seat.end_with(GRAMMAR_FAILED)
             elif seat.sequence.stuck:

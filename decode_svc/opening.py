@@ -28,7 +28,10 @@ REPLAY_AT_ONCE_TOKENS = 1024
 
 
 class Tokenizer(TokenTable, Protocol):
-    """What a decode member needs of a tokenizer."""
+    """What a decode member needs of a tokenizer. vocabulary_size: ids from 0 to the highest one."""
+
+    @property
+    def vocabulary_size(self) -> int: ...
 
     def detokeniser(self, policy: Utf8Policy = ...) -> TextStream: ...
 

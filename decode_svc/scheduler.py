@@ -10,6 +10,7 @@ from functools import partial
 from decode_svc import admission
 from decode_svc.admission import Refusal
 from decode_svc.arrivals import Arrivals
+from decode_svc.draft_model import ModelDrafts
 from decode_svc.drafts import DraftSource
 from decode_svc.families import Families
 from decode_svc.flow import cost, log_probs_of
@@ -67,8 +68,9 @@ class Scheduler:
         handovers: Handovers,
         make_sequence: Callable[[SequenceSpec], TokenSequence],
         drafts: DraftSource | None = None,
+        draft_model: ModelDrafts | None = None,
     ) -> None:
-        """`drafts`: where they come from; None leaves it to limits.speculation."""
+        """`drafts`: where they come from; None leaves it to limits.speculation, which may want `draft_model`."""
         if memory.windowed and memory.step_tokens < limits.step.tokens:
             raise ValueError(
                 f"memory is made for steps of {memory.step_tokens} tokens; the limit of a step is {limits.step.tokens}"
@@ -78,7 +80,7 @@ class Scheduler:
         self.pushes = Pushes(memory.pools)
         self.seats = SeatBook(memory, handovers, self.pushes, limits.release_wait_s)
         self.preemption = Preemption(limits.pressure, memory, self.seats)
-        self.speculation = Speculation(limits.speculation, memory, drafts)
+        self.speculation = Speculation(limits.speculation, memory, drafts, draft_model)
         self.progress = Progress()
         self.steps = 0
         self.families = Families(memory, self.seats)
@@ -116,6 +118,7 @@ class Scheduler:
         self._moves.border(now)
         # The second round is for a seat that gave itself up in the first: what it left may do for one that waits.
         plan = self._plan(now) or (self._plan(now) if self.preemption.away else None)
+        self.speculation.let_go()
         if plan is not None:
             self.steps += 1
         held_up = plan is not None or self.handovers.open or any(seat.state in _LEAVING for seat in self.seats)
@@ -159,12 +162,14 @@ class Scheduler:
             if len(mine) > 1:
                 following = [partial(self._choose, seat, tokens[row], now, told[row]) for row in drawn[1:]]
                 self.speculation.accept(seat, plan.drafts_of(seat), mine[:-1], following)
+        self.speculation.let_go()
 
     def fail(self, plan: Plan, now: float) -> None:
         """The model could not run the step: its sequences end. Tokens from landing rows are chosen in the next step."""
         for seat in plan.seats:
             seat.ending = seat.ending or _MODEL_FAILED
             self.seats.end(seat, now)
+        self.speculation.let_go()
 
     def take_events(self) -> list[SeatEvent]:
         """What the streams are to be told since the last call, in order."""
@@ -310,12 +315,15 @@ class Scheduler:
             "pushes_open": self.pushes.open,
             "pushes_in_flight": self.pushes.in_flight,
             "drains_waiting": self.pushes.drains_waiting,
+            "draft_pages_used": self.speculation.model_pages,
+            "draft_sequences": self.speculation.model_sequences,
         }
 
     def check(self) -> list[str]:
         """Recount everything between two steps; sentences about what does not add up."""
         stuck = [self.progress.fault] if self.progress.fault else []
-        return [*self.seats.check(), *self.handovers.check(), *self.pushes.check(), *self.preemption.check(), *stuck]
+        parts = (self.seats, self.handovers, self.pushes, self.preemption, self.speculation)
+        return [*(fault for part in parts for fault in part.check()), *stuck]
 
     def _examine(self, command: Examine, now: float) -> None:
         self.progress.look(now)

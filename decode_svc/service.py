@@ -13,6 +13,8 @@ from decode_svc import messages as m
 from decode_svc.admission import Identity
 from decode_svc.config import DecodeSettings
 from decode_svc.description import copier, describe
+from decode_svc.draft_loading import DraftModel, drafts_for
+from decode_svc.draft_model import ModelDrafts
 from decode_svc.drafts import DraftSource
 from decode_svc.drains import Drains
 from decode_svc.gauges import gauges
@@ -72,7 +74,8 @@ _LOG = logging.getLogger("decode")
 class Parts:
     """What a member is made of: how to load model and tokenizer, how to make both ends of the transport, the model's name.
 
-    `dial` opens a channel to a writer of grants. `load_drafts`: where drafts come from, None leaves it to the settings.
+    `dial` opens a channel to a writer of grants. `load_drafts`: where drafts come from, None leaves it to the settings;
+    `load_draft_model`: the model that these may name.
     `make_inbox` to `make_send_pump` make what runs beside the event loop.
     """
 
@@ -87,6 +90,7 @@ class Parts:
     make_send_pump: Callable[..., SendPump] = SendPump
     make_sender: Callable[[str, Sequence[Slab]], Sender] = NixlSender
     load_drafts: Callable[[], DraftSource | None] = lambda: None
+    load_draft_model: Callable[[], DraftModel | None] = lambda: None
     make_compiler: MakeCompiler = ChildCompiler
 
 
@@ -143,7 +147,10 @@ class DecodeService:
         self._pump = pump
         self._sending = sending = self._sending_end(slabs)
         me = self._identity(runner)
-        scheduler = self._scheduler(runner, tokenizer, await asyncio.to_thread(parts.load_drafts))
+        drafts = await asyncio.to_thread(parts.load_drafts)
+        loaded = await asyncio.to_thread(parts.load_draft_model)
+        draft_model = drafts_for(loaded, parts.model, runner, tokenizer, settings.draft_step_tokens)
+        scheduler = self._scheduler(runner, tokenizer, drafts, draft_model)
         copy_pages = await asyncio.to_thread(copier, runner, settings.host_pages)
         ports = WorkerPorts(
             publish=self._publish,
@@ -333,7 +340,9 @@ class DecodeService:
             self._parts.make_send_pump,
         )
 
-    def _scheduler(self, runner: Runner, tokenizer: Tokenizer, drafts: DraftSource | None) -> Scheduler:
+    def _scheduler(
+        self, runner: Runner, tokenizer: Tokenizer, drafts: DraftSource | None, draft_model: ModelDrafts | None
+    ) -> Scheduler:
         settings, frame = self._settings, self._frame
         limits, totals = settings.scheduler_limits(), [slab.units for slab in runner.slabs]
         memory = DecodeMemory(
@@ -353,7 +362,7 @@ class DecodeService:
             content_check(runner.layout.fingerprint, memory.page_tokens) if settings.handover_checksums else None,
         )
         make_sequence = partial(TokenSequence, streams=tokenizer.detokeniser)
-        return Scheduler(limits, memory, handovers, make_sequence, drafts)
+        return Scheduler(limits, memory, handovers, make_sequence, drafts, draft_model)
 
     def _identity(self, runner: Runner) -> Identity:
         return Identity(

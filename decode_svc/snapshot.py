@@ -29,6 +29,9 @@ class Snapshot:
     dropped_tokens: int
     draft_tokens: Mapping[str, int]
     drafting_off: int
+    drafted_tokens: Mapping[str, int]
+    accepted_drafts: Mapping[str, int]
+    draft_pages_used: int
     prefixes: PrefixStatistics
     decode_step_s: float
     prompt_tokens_per_s: float
@@ -38,6 +41,7 @@ def take_snapshot(scheduler: Scheduler, decode_step_s: float, prompt_tokens_per_
     """What is so now; called between two steps."""
     counts = scheduler.memory.counts()
     handovers, preemption = scheduler.handovers, scheduler.preemption.counts
+    drafts = scheduler.speculation.counts_by_origin()
     return Snapshot(
         load=scheduler.load(),
         pages={
@@ -65,6 +69,9 @@ def take_snapshot(scheduler: Scheduler, decode_step_s: float, prompt_tokens_per_
             "accepted": scheduler.speculation.counts.accepted_tokens,
         },
         drafting_off=scheduler.speculation.sequences_off,
+        drafted_tokens={origin.value: counts.drafted_tokens for origin, counts in drafts.items()},
+        accepted_drafts={origin.value: counts.accepted_tokens for origin, counts in drafts.items()},
+        draft_pages_used=scheduler.speculation.model_pages,
         prefixes=scheduler.memory.prefixes.statistics(),
         decode_step_s=decode_step_s,
         prompt_tokens_per_s=prompt_tokens_per_s,

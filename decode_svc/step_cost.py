@@ -32,13 +32,15 @@ class StepCost:
         self._spread = KEPT * self._spread + off * (rows - self._rows)
         self._together = KEPT * self._together + off * (seconds - self._seconds)
 
-    def row_share(self, rows: int) -> float:
-        """What one row more costs, as a share of a step of `rows` rows: 0 to 1 / rows."""
+    def row_share(self, rows: int, more_s: float = 0.0) -> float:
+        """What one row more costs, as a share of a step of `rows` rows: 0 to 1 / rows. more_s: what it takes beside the step, in
+        seconds, without any bound."""
         if self._seconds <= 0.0:
             return 1.0 / (ROWS_OF_A_STEP + rows)
         guess = self._seconds / (self._rows + ROWS_OF_A_STEP)
         row_s = (self._together + GUESS_SPREAD * guess) / (self._spread + GUESS_SPREAD)
         step_s = self._seconds + row_s * (rows - self._rows)
+        more = more_s / max(step_s, guess)
         if row_s <= 0.0 or step_s <= 0.0:
-            return 0.0 if row_s <= 0.0 else 1.0 / rows
-        return min(row_s / step_s, 1.0 / rows)
+            return more + (0.0 if row_s <= 0.0 else 1.0 / rows)
+        return more + min(row_s / step_s, 1.0 / rows)

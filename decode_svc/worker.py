@@ -223,7 +223,7 @@ class DecodeWorker:
     def _times(self, computed: Computed, ended_at: float) -> StepTimes:
         begun, ran_at, sampled_at = computed.begun, computed.ran_at, computed.sampled_at
         plan, started_at, planned_at = begun.plan, begun.started_at, begun.planned_at
-        self._scheduler.speculation.ran(plan, sampled_at - planned_at)
+        self._scheduler.speculation.ran(plan, sampled_at - planned_at, begun.draft_s)
         times = StepTimes(
             plan_s=planned_at - started_at - begun.draft_s,
             draft_s=begun.draft_s,

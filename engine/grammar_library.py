@@ -22,7 +22,7 @@ import numpy.typing as npt
 from text.detokeniser import LeadingSpace, TokenBytes
 from text.errors import BadGrammar
 from text.grammar_rule import GrammarKind, GrammarRule
-from text.json_schema import enforced
+from text.json_schema import enforced, parse_json
 
 Bits = npt.NDArray[np.int32]
 
@@ -141,6 +141,13 @@ class Matcher:
         """Whether what was taken is a whole output."""
         return bool(self._handle.is_completed())
 
+    def forced(self) -> tuple[int, ...]:
+        """Ids that spell what has to follow, the longest ones that fit; none where something else may follow too.
+
+        Takes as long as what is forced is: see CompiledGrammar.forces.
+        """
+        return tuple(int(token) for token in self._handle.find_jump_forward_tokens())
+
     def fill(self, bits: Bits) -> None:
         """Set bit i of `bits`, int32 [bit_words], for each id i that can follow, and bit `size` when the output may end."""
         self._handle.fill_next_token_bitmask(bits, 0, False)
@@ -149,11 +156,14 @@ class Matcher:
 class CompiledGrammar:
     """A rule compiled for one vocabulary. Immutable; may be used from several threads."""
 
-    __slots__ = ("_handle", "in_json", "size_bytes", "vocabulary")
+    __slots__ = ("_handle", "forces", "in_json", "size_bytes", "vocabulary")
 
     def __init__(self, handle: Any, rule: GrammarRule, vocabulary: Vocabulary) -> None:
         self._handle = handle
         self.in_json = _in_json(rule)
+        #: Whether `Matcher.forced` may be asked: what follows is never forced for longer than one text in the rule is. It is not
+        #: so where repeats are written as numbers, or rules call themselves: the library would go on and on.
+        self.forces = rule.kind is GrammarKind.JSON_SCHEMA and not _has_pattern(parse_json(rule.text))
         self.vocabulary = vocabulary
         self.size_bytes = int(handle.memory_size_bytes())
 
@@ -205,6 +215,12 @@ def _tokens(rule: GrammarRule, vocabulary: Vocabulary | SavedVocabulary) -> Any:
 
 def _in_json(rule: GrammarRule) -> bool:
     return rule.kind in (GrammarKind.JSON_SCHEMA, GrammarKind.JSON_OBJECT)
+
+
+def _has_pattern(value: Any) -> bool:
+    if isinstance(value, dict):
+        return "pattern" in value or any(_has_pattern(each) for each in value.values())
+    return isinstance(value, list) and any(_has_pattern(each) for each in value)
 
 
 def _check_start(compiled: Any) -> None:

@@ -7,8 +7,9 @@ waits to be fed.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import zip_longest
 
-from engine.grammar_state import GrammarState
+from engine.grammar_state import GrammarState, NextIds
 from engine.output_text import OutputText, Released
 from engine.sample_row import SampleRow, TokenHistory
 from engine.sequence_spec import Earlier, SequenceSpec, StopSpec
@@ -86,6 +87,7 @@ class Sequence:
         self._text = OutputText(streams(spec.utf8_policy or Utf8Policy.ERROR), spec.stop.rules)
         self._history = TokenHistory(spec.prompt_token_ids) if spec.sampling.penalised else None
         self._grammar = GrammarState(spec.grammar) if spec.grammar is not None else None
+        self._drafts_masked = True
         self._undelivered = self._replay(spec.earlier, now)
 
     # Reading ---------------------------------------------------------------------------------------------------------
@@ -137,11 +139,14 @@ class Sequence:
 
     @property
     def draft_room(self) -> int:
-        """Drafts that may be fed behind the token that waits: no more than could be chosen and fed in the end. With a
-        grammar none: each row would need a mask of its own (GrammarState.rollback is for that)."""
-        if not self.waiting or self.spec.grammar is not None:
+        """Drafts that may be fed behind the token that waits: no more than could be chosen and fed in the end."""
+        if not self.waiting or not self._drafts_masked:
             return 0
         return max(0, self.spec.most_cache_tokens - self.cache_tokens - 1)
+
+    def fit_drafts(self, drafts: tuple[int, ...]) -> tuple[int, ...]:
+        """Drafts up to the first that the grammar refuses. Their masks are filled with that of the next token."""
+        return drafts if self._grammar is None else drafts[: self._grammar.follow(drafts)]
 
     def tokens_from(self, place: int, most: int) -> tuple[int, ...]:
         """At most `most` ids of prompt and output, from place `place` of both together. A copy of these alone."""
@@ -163,26 +168,47 @@ class Sequence:
         """The grammar's mask could not be filled: the output has to end, and what is sampled until then is thrown away."""
         self._grammar = None
 
+    def renew_grammar(self) -> bool:
+        """The masks after drafts could not be filled and may be under way still: go on with another state, and draft no more.
+
+        False when the mask of the next token is missing too.
+        """
+        if self._grammar is None or not self._grammar.filled:
+            return False
+        self._grammar = self._grammar.again(self._output)
+        self._drafts_masked = False
+        return True
+
+    @property
+    def drawn_ahead(self) -> bool:
+        """Whether a draft was chosen and the next token may be what was drawn in the same step: there was a mask for it, and not
+        one that allows nothing."""
+        return self._grammar is None or (self._grammar.from_draft and not self.stuck)
+
     def sample_row(self) -> SampleRow:
         """What the sampler needs to choose the next token."""
-        sampling, index, position, banned = self.spec.sampling, self.spec.index, len(self._output), self.banned_ids()
-        if self._grammar is None:
-            return SampleRow(sampling, index, position, self._history, banned)
-        endings = tuple(token for token in self._ending_ids if self._grammar.hides(token))
-        if banned and not self._grammar.allows_any(but=banned):
-            # Text that would be a stop later on is all that can follow: until min_output_tokens it is text like any other.
-            banned = endings
-        ending_ids = endings if self._armed and self._grammar.may_end else ()
-        return SampleRow(sampling, index, position, self._history, banned, self._grammar.mask, ending_ids)
+        return self.sample_rows(())[0]
 
     def sample_rows(self, drafts: tuple[int, ...]) -> list[SampleRow]:
-        """The same for the next token and for those after each draft, as if the drafts up to there had been chosen."""
-        rows = [self.sample_row()]
-        for place in range(1, len(drafts) + 1):
-            history = None if self._history is None else self._history.after(drafts[:place])
-            position = len(self._output) + place
-            rows.append(SampleRow(self.spec.sampling, self.spec.index, position, history, self._banned_at(position)))
-        return rows
+        """The same for the next token and for those after each draft, as if the drafts up to there had been chosen. Rows that
+        there is no mask for (see `drawn_ahead`) have none."""
+        masks = [] if self._grammar is None else [self._grammar.next, *self._grammar.ahead]
+        places = zip_longest(range(len(drafts) + 1), masks[: len(drafts) + 1])
+        return [self.row_after(drafts[:place], next_ids) for place, next_ids in places]
+
+    def row_after(self, drafts: tuple[int, ...], next_ids: NextIds | None) -> SampleRow:
+        """What the sampler needs for the token after some drafts, with a mask or without."""
+        sampling, index, position = self.spec.sampling, self.spec.index, len(self._output) + len(drafts)
+        history = self._history.after(drafts) if self._history is not None and drafts else self._history
+        banned = self._banned_at(position)
+        if next_ids is None:
+            return SampleRow(sampling, index, position, history, banned)
+        endings = tuple(token for token in self._ending_ids if next_ids.hides(token))
+        if banned and not next_ids.allows_any(but=banned):
+            # Text that would be a stop later on is all that can follow: until min_output_tokens it is text like any other.
+            banned = endings
+        ending_ids = endings if next_ids.may_end and position >= self.spec.stop.min_output_tokens else ()
+        return SampleRow(sampling, index, position, history, banned, next_ids.mask, ending_ids)
 
     def usage(self, cached_prompt_tokens: int = 0) -> Usage:
         """Token counts so far. A token is returned when the character that holds its last byte was released.

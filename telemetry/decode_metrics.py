@@ -34,6 +34,14 @@ TOKEN_KINDS = ("selected", "returned", "billed")
 
 _REASONS = tuple(reason.value for reason in FinishReason)
 
+_DRAFTS = (
+    Computed("decode_draft_tokens_total", "Drafts that were computed, and those accepted.", "outcome", counter=True),
+    Computed("decode_drafting_off_sequences", "Sequences that do not draft, because it does not pay."),
+    Computed("decode_drafts_total", "Drafts that were computed, by their source.", "source", counter=True),
+    Computed("decode_accepted_drafts_total", "Drafts that were accepted, by their source.", "source", counter=True),
+    Computed("decode_draft_pages", "KV pages of the draft model that sequences hold."),
+)
+
 
 @dataclass(frozen=True, slots=True)
 class DecodeGauges:
@@ -71,6 +79,9 @@ class DecodeGauges:
     dropped_tokens: float = 0
     draft_tokens: Mapping[str, float] = field(default_factory=dict)  # by outcome: drafted, accepted
     drafting_off_sequences: float = 0
+    drafted_tokens: Mapping[str, float] = field(default_factory=dict)  # by source: grammar, prompt_lookup, draft_model
+    accepted_drafts: Mapping[str, float] = field(default_factory=dict)  # likewise
+    draft_pages: float = 0
     cached_tokens: float = 0
     prefix: PrefixGauges = field(default_factory=PrefixGauges)
 
@@ -131,8 +142,7 @@ class DecodeMetrics:
                 Computed("decode_preemptions_total", "Sequences preempted, by kind.", "kind", counter=True),
                 Computed("decode_swapped_bytes_total", "Bytes swapped, by direction.", "direction", counter=True),
                 Computed("decode_dropped_tokens_total", "Tokens whose KV was dropped, to be computed again.", counter=True),
-                Computed("decode_draft_tokens_total", "Drafts that were computed, and those accepted.", "outcome", counter=True),
-                Computed("decode_drafting_off_sequences", "Sequences that do not draft, because it does not pay."),
+                *_DRAFTS,
                 Computed(
                     "decode_cached_tokens_total", "Tokens found in the cache: neither sent here nor computed.", counter=True
                 ),
@@ -251,6 +261,9 @@ def _samples(now: DecodeGauges) -> Samples:
         "decode_dropped_tokens_total": now.dropped_tokens,
         "decode_draft_tokens_total": now.draft_tokens,
         "decode_drafting_off_sequences": now.drafting_off_sequences,
+        "decode_drafts_total": now.drafted_tokens,
+        "decode_accepted_drafts_total": now.accepted_drafts,
+        "decode_draft_pages": now.draft_pages,
         "decode_cached_tokens_total": now.cached_tokens,
         **prefix_samples("decode", now.prefix),
     }

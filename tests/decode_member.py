@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 
 from decode_svc.config import DecodeSettings
+from decode_svc.draft_loading import DraftModel
 from decode_svc.grammars import MakeCompiler
 from decode_svc.service import DecodeService, Parts
 from engine.batch import Batch, Rows
@@ -277,11 +278,13 @@ async def decode_member(
     fabric: MemoryFabric | None = None,
     window: int | None = None,
     model: Runner | None = None,
+    drafter: DraftModel | None = None,
     make_compiler: MakeCompiler = CompilerHere,
     **settings: Any,
 ) -> AsyncIterator[Member]:
     """A member, from its start to its end; `settings` are DecodeSettings. `fabric`: shared with other members. window: see
-    ScriptedRunner; the writer beside it has none. model: runs instead of the script."""
+    ScriptedRunner; the writer beside it has none. model: runs instead of the script. drafter: loaded for the
+    one that the settings name."""
     tokenizer = ScriptedTokenizer(words)
     limit = settings.get("context_tokens", 128)
     runner = ScriptedRunner(
@@ -302,6 +305,7 @@ async def decode_member(
             "scripted",
             make_sender=lambda name, slabs: MemorySender(fabric, name, slabs),
             make_compiler=make_compiler,
+            load_draft_model=lambda: drafter,
         )
         made.append(DecodeService(frame, chosen, parts))
         return made[0]

@@ -2,15 +2,23 @@
 
 import asyncio
 from collections.abc import Callable
+from functools import cache
 
 from decode_svc.grammar_compiler import CompileLimits
 from engine.grammar_library import CompiledGrammar, Vocabulary, compile_rule, load, save
+from text.detokeniser import plain_table
 from text.grammar_rule import GrammarKind, GrammarRule
 
 
 def compiled(rule: GrammarRule, vocabulary: Vocabulary) -> CompiledGrammar:
     """As it comes out of the process that compiles."""
     return load(save(compile_rule(rule, vocabulary)), rule, vocabulary)
+
+
+@cache
+def bytes_vocabulary(size: int) -> Vocabulary:
+    """Ids are bytes as long as these are ASCII; the others show nothing."""
+    return Vocabulary(plain_table([bytes([token]) if token < 128 else b"" for token in range(size)]), size, frozenset())
 
 
 class CompilerHere:

@@ -153,6 +153,8 @@ class ScriptedRunner:
         self.poison_when: Callable[[tuple[int, ...]], bool] = lambda history: False
         #: Logit of the small letters beside the next token's 100: near it, draws with a temperature go their own ways.
         self.letters = 0.0
+        #: Tokens by which the front of a table may be behind a window: who drafts may have to go back so far.
+        self.slack_tokens = 0
         self._otherwise = otherwise or (lambda history: 97 + (sum(history) + 7 * len(history)) % 26)
 
     @property
@@ -172,7 +174,7 @@ class ScriptedRunner:
         logits = []
         for rows in batch.rows:
             self._write(rows)
-            adapter, history = rows.adapter, self._read(rows)
+            adapter, history = rows.adapter, self.history(rows)
             known = len(history) - rows.draft_tokens
             if self.fail_when(history[:known]):
                 raise ModelError("the test wanted this step to fail")
@@ -199,6 +201,26 @@ class ScriptedRunner:
         if best is not None and len(history) - len(best) < len(self.outputs[best]):
             return self.outputs[best][len(history) - len(best)]
         return self._otherwise(history)
+
+    def history(self, rows: Rows) -> tuple[int, ...]:
+        """What is in the pages of a sequence up to the last of its rows."""
+        count = -(-rows.end_position // self.page_tokens)
+        stored = self._kv[list(rows.pages[0][:count])].flatten()[: rows.end_position].tolist()
+        if 0 in stored:
+            raise ValueError(f"position {stored.index(0)} of sequence {rows.sequence} was never written: its page is not its own")
+        for group, table, kv in zip(self.layout.groups[1:], rows.pages[1:], self._windowed, strict=True):
+            first = group.first_page(rows.first_position)
+            skipped = first * self.page_tokens
+            seen = kv[list(table[first:count])].flatten()[: rows.end_position - skipped].tolist()
+            left = group.first_page(max(0, rows.first_position - self.slack_tokens))
+            assert group.window is not None and 0 not in table[first:count] and not any(table[:left])
+            hidden = max(0, rows.first_position + 1 - group.window) - skipped
+            if seen[hidden:] != stored[skipped + hidden :]:
+                raise ValueError(f"what the window of sequence {rows.sequence} shows from {skipped + hidden} on is not its own")
+        mark = self._number(rows.adapter) << ADAPTER_SHIFT
+        if any(value >> ADAPTER_SHIFT << ADAPTER_SHIFT != mark for value in stored):
+            raise ValueError(f"sequence {rows.sequence} of adapter {rows.adapter!r} found pages that another adapter computed")
+        return tuple(value - mark - 1 for value in stored)
 
     def said(self, prompt: Sequence[int], count: int, adapter: str = "") -> list[int]:
         """The first `count` greedy tokens after a prompt."""
@@ -227,21 +249,3 @@ class ScriptedRunner:
                 if not 0 < page < self.total_pages:
                     raise ValueError(f"page {page} of sequence {rows.sequence} is not one of 1 to {self.total_pages - 1}")
                 kv[page, position % self.page_tokens] = mark + token + 1
-
-    def _read(self, rows: Rows) -> tuple[int, ...]:
-        count = -(-rows.end_position // self.page_tokens)
-        stored = self._kv[list(rows.pages[0][:count])].flatten()[: rows.end_position].tolist()
-        if 0 in stored:
-            raise ValueError(f"position {stored.index(0)} of sequence {rows.sequence} was never written: its page is not its own")
-        for group, table, kv in zip(self.layout.groups[1:], rows.pages[1:], self._windowed, strict=True):
-            first = group.first_page(rows.first_position)
-            skipped = first * self.page_tokens
-            seen = kv[list(table[first:count])].flatten()[: rows.end_position - skipped].tolist()
-            assert group.window is not None and 0 not in table[first:count] and not any(table[:first])
-            hidden = max(0, rows.first_position + 1 - group.window) - skipped
-            if seen[hidden:] != stored[skipped + hidden :]:
-                raise ValueError(f"what the window of sequence {rows.sequence} shows from {skipped + hidden} on is not its own")
-        mark = self._number(rows.adapter) << ADAPTER_SHIFT
-        if any(value >> ADAPTER_SHIFT << ADAPTER_SHIFT != mark for value in stored):
-            raise ValueError(f"sequence {rows.sequence} of adapter {rows.adapter!r} found pages that another adapter computed")
-        return tuple(value - mark - 1 for value in stored)

@@ -10,6 +10,7 @@ import grpc
 import jsonschema
 import pytest
 
+from decode_svc.draft_records import DraftOrigin
 from decode_svc.grammar_compiler import CompileLimits
 from engine.grammar_library import Vocabulary
 from rpc.details import details_from
@@ -182,6 +183,7 @@ async def test_tokens_that_the_grammar_can_not_have_had_are_refused(tokens: byte
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["recompute", "swap"])
 async def test_a_preempted_output_is_the_undisturbed_one(kind: str) -> None:
+    """With drafts where it is preempted, without where it is not."""
     changes: dict[str, Any] = {"grammar": v1.Grammar(regex="([a-f][0-9])*"), "stop": v1.StopParams(ignore_eos=True)}
 
     def output(member: Member, seed: int) -> Awaitable[Seat]:
@@ -189,7 +191,8 @@ async def test_a_preempted_output_is_the_undisturbed_one(kind: str) -> None:
 
     async with decode_member(otherwise=whatever) as member:
         alone = [await output(member, seed) for seed in range(3)]
-    settings = {"reservation": "expected", "preemption": kind, "swap_pages": 16}
+    drafting = {"speculation": "prompt_lookup", "lookup_shortest": 1}
+    settings = {"reservation": "expected", "preemption": kind, "swap_pages": 16, **drafting}
     async with decode_member(otherwise=whatever, total_pages=13, **settings) as member:
         for _ in range(8):  # so that no more than a token is expected of the next ones
             await whole(member, (9,), max_output_tokens=1)
@@ -201,21 +204,73 @@ async def test_a_preempted_output_is_the_undisturbed_one(kind: str) -> None:
         assert [seat.text for seat in together] == [seat.text for seat in alone]
         assert all(re.fullmatch("([a-f][0-9]){15}", seat.text) for seat in alone)
         await until(lambda: _preempted(member, kind), WAIT_S, "one was preempted")
+        assert any(rows.draft_tokens for batch in member.runner.batches for rows in batch.rows)
         await member.assert_empty()
 
 
-async def test_a_sequence_with_a_grammar_drafts_nothing() -> None:
-    """Where others do, from the text before them: no mask is there for a token that may not be chosen."""
+REPEATS = v1.Grammar(regex="(ab|ba|c[0-9])*")
+ON = v1.StopParams(ignore_eos=True)
+PENALISED = v1.SamplingParams(temperature=10.0, seed=5, repetition_penalty=1.2)
+DRAFTED: dict[str, dict[str, Any]] = {
+    "greedy": {"grammar": REPEATS, "stop": ON},
+    "drawn": {"grammar": REPEATS, "stop": ON, "sampling": drawn(3), "log_probabilities": v1.LogProbabilityParams(top=2)},
+    "schema": {"grammar": v1.Grammar(json_schema=json.dumps(PERSON)), "sampling": drawn(4)},
+    "penalised": {"grammar": REPEATS, "stop": ON, "sampling": PENALISED},
+    "stop": {"grammar": v1.Grammar(regex="(abcabd)*"), "stop": v1.StopParams(sequences=["bdabcabdab"])},
+    "at least": {"grammar": v1.Grammar(regex="a(ba)*"), "stop": v1.StopParams(sequences=["aba"], min_output_tokens=20)},
+    "complete": {"grammar": v1.Grammar(regex="(ab){12}")},
+    "stuck": {"grammar": v1.Grammar(ebnf='root ::= "ababababab" x\nx ::= x "b"')},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", DRAFTED)
+async def test_drafts_change_nothing_that_a_grammar_lets_through(case: str) -> None:
+    """Alone and beside another one; stops, ends and places without any token are where they are without drafts."""
+    changes = {"max_output_tokens": 60, **DRAFTED[case]}
+    drafting: dict[str, Any] = {"speculation": "prompt_lookup", "lookup_shortest": 1, "draft_tokens": 6}
+    async with decode_member(otherwise=whatever) as plain, decode_member(otherwise=whatever, **drafting) as member:
+        wanted = [await whole(plain, prompt, **changes) for prompt in (PROMPT, b"another")]
+        found = [await whole(member, PROMPT, **changes)]
+        found += await asyncio.gather(whole(member, b"another", **changes), whole(member, PROMPT, **changes))
+        for one, other in zip(found, [wanted[0], wanted[1], wanted[0]], strict=True):
+            assert one.text == other.text
+            assert one.ended.finish_reason == other.ended.finish_reason and one.ended.usage == other.ended.usage
+            assert _log_probabilities(one) == _log_probabilities(other)
+        assert any(rows.draft_tokens for batch in member.runner.batches for rows in batch.rows)
+        await member.assert_empty()
+
+
+def _log_probabilities(seat: Seat) -> list[Any]:
+    return [one for event in seat.deltas for one in event.delta.log_probabilities]
+
+
+async def test_a_repeating_output_with_a_grammar_takes_fewer_steps() -> None:
     changes: dict[str, Any] = {"max_output_tokens": 30, "stop": v1.StopParams(ignore_eos=True)}
     async with decode_member(otherwise=lambda history: 97 + len(history) % 2, speculation="prompt_lookup") as member:
         free = await whole(member, **changes)
-        drafted = [rows for batch in member.runner.batches for rows in batch.rows if rows.draft_tokens]
-        assert drafted, "the text repeats itself"
         member.runner.batches.clear()
         seat = await whole(member, grammar=v1.Grammar(regex="(ab|ba)*"), **changes)
-        assert seat.text == free.text
-        assert not [rows for batch in member.runner.batches for rows in batch.rows if rows.draft_tokens]
+        assert seat.text == free.text and len(member.runner.batches) < 20
         await member.assert_empty()
+
+
+async def test_what_a_schema_forces_is_drafted() -> None:
+    named = {"first_and_last_name": {"enum": ["somebody", "nobody"]}, "place_of_birth": {"const": "somewhere else"}}
+    text = json.dumps({"type": "object", "properties": named, "required": list(named), "additionalProperties": False})
+    changes = {"grammar": v1.Grammar(json_schema=text), "max_output_tokens": 110, "sampling": drawn(3)}
+    async with (
+        decode_member(otherwise=whatever) as plain,
+        decode_member(otherwise=whatever, speculation="prompt_lookup") as member,
+    ):
+        wanted, seat = await whole(plain, **changes), await whole(member, **changes)
+        assert seat.text == wanted.text and json.loads(seat.text)["place_of_birth"] == "somewhere else"
+        assert seat.ended.usage == wanted.ended.usage and seat.ended.finish_reason == wanted.ended.finish_reason
+        assert len(member.runner.batches) < len(plain.runner.batches) * 2 / 3
+        await member.assert_empty()
+        assert member.service._worker is not None
+        counts = member.service._worker._scheduler.speculation.counts_by_origin()[DraftOrigin.GRAMMAR]
+        assert counts.accepted_tokens == counts.drafted_tokens > 20
 
 
 async def test_a_sequence_that_the_grammar_leaves_no_token_fails_and_no_other() -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from decode_svc.draft_model import ModelDrafts
 from decode_svc.drafts import DraftSource, Wish
 from decode_svc.handover import HandoverLimits, Handovers
 from decode_svc.memory import DecodeMemory
@@ -82,6 +83,7 @@ class Member:
         *,
         host_pages: int = 0,
         drafts: DraftSource | None = None,
+        draft_model: ModelDrafts | None = None,
         log_probs: int | None = None,
         total_pages: int | None = None,
         prefix_cache: bool = False,
@@ -95,7 +97,7 @@ class Member:
         handovers = Handovers(memory, self.peer, runner.layout.fingerprint, HandoverLimits(), lambda: next(grant_ids))
         table = plain_table([b"x"] * runner.vocabulary_size)
         self._make_sequence = partial(TokenSequence, streams=partial(Detokeniser, table))
-        self.scheduler = Scheduler(limits, memory, handovers, self._make_sequence, drafts)
+        self.scheduler = Scheduler(limits, memory, handovers, self._make_sequence, drafts, draft_model)
         self.inbox: Inbox[Command] = Inbox(64)
         self.tokens: dict[int, list[int]] = {}
         self.log_probs: dict[int, list[TokenLogProb]] = {}

@@ -1,6 +1,7 @@
 """Drafted tokens of real (tiny, random) models: rows of drafts have the bits of rows alone, and outputs are the plain loop's."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,9 +16,10 @@ from engine.runner import ModelRunner
 from engine.sampling_params import SamplingParams
 from models import ModelRef
 from tests.engine import tiny_models
-from tests.engine.decoding import Known, Member
+from tests.engine.decoding import Ask, Known, Member
 from tests.engine.native_sets import has_compiler, only
 from tests.engine.tiny_models import VOCABULARY, Driver, prompt
+from tests.grammars import bytes_vocabulary, compiled, regex
 
 pytestmark = pytest.mark.slow
 
@@ -103,6 +105,32 @@ def test_outputs_are_those_of_the_plain_loop(runner: ModelRunner, sampling: str)
         assert [drafting.log_probs[seat] for seat in range(len(PROMPTS))] == [member.log_probs[0] for member in plain]
         assert drafting.scheduler.speculation.counts.accepted_tokens
     assert drafting.scheduler.speculation.counts.accepted_tokens < drafting.scheduler.speculation.counts.drafted_tokens
+
+
+@pytest.mark.parametrize("sampling", ["greedy", "seeded"])
+def test_outputs_with_grammars_are_those_of_the_plain_loop(runner: ModelRunner, sampling: str) -> None:
+    """Alone, in a batch with one that has no grammar, and several of one prompt."""
+    params, limits = SAMPLINGS[sampling], SchedulerLimits(speculation=SpeculationLimits(draft_tokens=7))
+    words = compiled(regex("([a-c]{2}(xyz)?[0-9]*){1,9}"), bytes_vocabulary(VOCABULARY))
+    asks = [Ask(ids, params, OUTPUT_TOKENS, words, indexes=(0, 1, 2)) for ids in PROMPTS[1:]] + [Ask(PROMPTS[0], params, 9)]
+    alone = []
+    for ask in asks:
+        for index in ask.indexes:
+            member = Member(runner, limits, log_probs=2)
+            seat = member.ask(replace(ask, indexes=(index,)))
+            member.run()
+            alone.append((member.tokens[seat], member.log_probs[seat], member.ends[seat].ending))
+    known = Known([tokens for tokens, _, _ in alone], VOCABULARY, lambda place: place % 5 == 4)
+    drafting = Member(runner, limits, drafts=known, log_probs=2)
+    for ask in asks:
+        drafting.ask(ask)
+    drafting.run()
+    drafting.assert_at_rest()
+    drafting.worker.close()
+    for seat, said in enumerate(alone):
+        assert (drafting.tokens[seat], drafting.log_probs[seat], drafting.ends[seat].ending) == said
+    counts = drafting.scheduler.speculation.counts
+    assert 0 < counts.accepted_tokens < counts.drafted_tokens
 
 
 def test_outputs_with_prompt_lookup(runner: ModelRunner) -> None:

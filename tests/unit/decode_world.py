@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
+from decode_svc.draft_model import ModelDrafts
 from decode_svc.drafts import DraftSource
 from decode_svc.flow import SlowReader
 from decode_svc.handover import HandoverLimits, Handovers
@@ -82,6 +83,7 @@ class World:
         new_grant_id: Callable[[], str] | None = None,
         window: int | None = None,
         drafts: DraftSource | None = None,
+        draft_model: ModelDrafts | None = None,
         speculation: SpeculationLimits | None = None,
         prefix_cache: bool = False,
         keep_generated: bool = True,
@@ -111,7 +113,7 @@ class World:
             keep_generated=keep_generated,
         )
         self.make_sequence = partial(TokenSequence, streams=partial(Detokeniser, TABLE))
-        self.scheduler = Scheduler(limits, self.memory, self.handovers, self.make_sequence, drafts)
+        self.scheduler = Scheduler(limits, self.memory, self.handovers, self.make_sequence, drafts, draft_model)
         self.now = 100.0
         self.model = model or (lambda seat: 97 + seat.sequence.selected_tokens % 26)
         self.events: list[SeatEvent] = []

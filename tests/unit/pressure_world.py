@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from decode_svc.draft_model import ModelDrafts
 from decode_svc.messages import SeatGranted
 from decode_svc.planning import Plan, StepLimits
 from decode_svc.preemption import PreemptionKind, PressureLimits, Reservation
@@ -22,6 +23,7 @@ class PressureWorld(World):
     """`kind`: how preempted seats are kept, None the cheaper way; `expected`: length of outputs seen before, in tokens.
 
     right: there are drafts, each right with this probability; as many as are wanted if that is 1, else any number.
+    drafter: a draft model, which the settings have to ask for; `reads`: tokens that it reads before one step.
 
     After each step everything in free pages is spoilt, so a seat that reads what it does not hold says something else.
     """
@@ -38,6 +40,8 @@ class PressureWorld(World):
         window: int | None = None,
         right: float | None = None,
         draft_seed: int = 0,
+        drafter: ScriptedRunner | None = None,
+        reads: int = 16,
         **options: object,
     ) -> None:
         host = 0 if kind is PreemptionKind.RECOMPUTE else host_pages
@@ -49,8 +53,12 @@ class PressureWorld(World):
             window=window,
         )
         self.guesses = Guesses(runner, right or 0.0, draft_seed)
+        #: The draft model says what the model says: drafts show what it has read.
+        self.exact_drafts = False
+        self.model_drafts = None if drafter is None else ModelDrafts(drafter, runner.vocabulary_size, reads)
         super().__init__(
             drafts=self.guesses if right is not None else None,
+            draft_model=self.model_drafts,
             total_pages=total_pages,
             host_pages=host,
             step=step,
@@ -95,6 +103,10 @@ class PressureWorld(World):
     def compute(self, plan: Plan) -> list[int | None]:
         """Tokens that the script says after what is in the pages, and after a handed-over prompt."""
         logits = self.runner.run(plan.batch) if plan.batch is not None else ()
+        if self.exact_drafts and plan.batch is not None:
+            for seat, rows in zip(plan.seats, plan.batch.rows, strict=True):
+                history = self.runner.history(rows)[: rows.end_position - rows.draft_tokens]
+                assert list(plan.drafts_of(seat)) == self.runner.said(history, rows.draft_tokens)
         drawn: list[int | None] = [None if row.isnan().any() else int(row.argmax()) for row in logits]
         own = plan.draws[: len(plan.draws) - len(plan.shared)]
         landed = own[len(own) - len(plan.landing_rows) :]

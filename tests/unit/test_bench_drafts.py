@@ -3,7 +3,7 @@
 import pytest
 
 from bench.decoding import Decoded, Decoding
-from bench.drafts import COLUMNS, SAMPLINGS, Case, measure, prompts_of
+from bench.drafts import COLUMNS, PROMPTS, SAMPLINGS, Case, measure, prompts_of
 from decode_svc.scheduler import SchedulerLimits
 from decode_svc.speculation import SpeculationKind, SpeculationLimits
 from engine.prompt_lookup import LookupLimits
@@ -44,7 +44,7 @@ def test_both_sides_are_driven_to_the_same_outputs() -> None:
     cycle = b"over and "
     runner = ScriptedRunner(tokenizer.vocabulary_size, otherwise=lambda history: cycle[len(history) % len(cycle)])
     sides = []
-    for kind in SpeculationKind:
+    for kind in (SpeculationKind.OFF, SpeculationKind.PROMPT_LOOKUP):
         limits = SchedulerLimits(speculation=SpeculationLimits(kind, 6, LookupLimits(2, 4)))
         sides.append(Decoding(runner, limits, tokenizer.detokeniser))
     case = Case("copying", "greedy", 2)
@@ -61,7 +61,7 @@ def test_what_was_changed_by_drafts_is_not_measured() -> None:
         def __init__(self, token: int) -> None:
             self.token = token
 
-        def run(self, prompts: object, sampling: object, output_tokens: int) -> Decoded:
+        def run(self, prompts: object, sampling: object, output_tokens: int, grammar: object) -> Decoded:
             return Decoded(((self.token,) * output_tokens,), 1.0, 1, 0, 0)
 
     with pytest.raises(AssertionError, match="drafts changed what was said"):
@@ -72,6 +72,7 @@ def test_each_sequence_gets_another_text() -> None:
     class Plain(ScriptedTokenizer):
         chat = None
 
-    prompts = prompts_of("ordinary", 20, Plain())  # type: ignore[arg-type]
-    assert len({tuple(ids) for ids in prompts}) == 20
+    for kind in PROMPTS:
+        prompts = prompts_of(kind, 20, Plain())  # type: ignore[arg-type]
+        assert len({tuple(ids) for ids in prompts}) == 20
     assert set(SAMPLINGS) == {"greedy", "drawn"}

@@ -21,14 +21,30 @@ from decode_svc.messages import (
 from decode_svc.planning import StepLimits
 from decode_svc.preemption import PASSES_MAX, PreemptionKind
 from decode_svc.seats import SeatState
+from decode_svc.speculation import SpeculationKind, SpeculationLimits
 from kv_transfer.offer import Peer
 from lifecycle.deadlines import Limits
 from lifecycle.finish import FinishReason
-from tests.unit.decode_world import CANCEL, WRITER
+from tests.scripted import ScriptedRunner, ScriptedTokenizer
+from tests.unit.decode_world import CANCEL, PAGE_TOKENS, WRITER
 from tests.unit.pressure_world import PressureWorld
 
 #: Whatever happened before, that many steps with readers that read end everything: each seat has at most 30 tokens to go.
 STEPS_MAX = 1500
+
+
+def _drafter(model: str, pages: int, window: int | None) -> ScriptedRunner:
+    """A draft model with few pages that says the same, or nothing that is right; its context is shorter."""
+    runner = ScriptedRunner(
+        ScriptedTokenizer().vocabulary_size,
+        otherwise=None if model == "exact" else lambda history: 200,
+        page_tokens=PAGE_TOKENS,
+        total_pages=pages,
+        context_tokens=40,
+        window=window,
+    )
+    runner.slack_tokens = SpeculationLimits().draft_tokens
+    return runner
 
 
 class PressureMachine(RuleBasedStateMachine):
@@ -41,8 +57,22 @@ class PressureMachine(RuleBasedStateMachine):
         expected=st.integers(1, 8),
         window=st.sampled_from([None, None, 1, 5, 8]),
         right=st.sampled_from([None, 0.2, 0.8, 1.0]),
+        model=st.sampled_from([None, None, "exact", "exact", "wrong"]),
+        model_pages=st.integers(6, 30),
     )
-    def begin(self, kind: PreemptionKind, pages: int, host: int, expected: int, window: int | None, right: float | None) -> None:
+    def begin(
+        self,
+        kind: PreemptionKind,
+        pages: int,
+        host: int,
+        expected: int,
+        window: int | None,
+        right: float | None,
+        model: str | None,
+        model_pages: int,
+    ) -> None:
+        drafter = None if model is None else _drafter(model, model_pages, window)
+        speculation = SpeculationKind.OFF if model is None else SpeculationKind.BOTH if right else SpeculationKind.DRAFT_MODEL
         self.world = PressureWorld(
             kind,
             total_pages=pages,
@@ -53,7 +83,11 @@ class PressureMachine(RuleBasedStateMachine):
             stream_bytes=90,
             window=window,
             right=right,
+            drafter=drafter,
+            reads=8,
+            speculation=SpeculationLimits(speculation),
         )
+        self.world.exact_drafts = model == "exact" and right is None
         self.prompts: dict[int, tuple[int, ...]] = {}
         #: Seats with siblings, and how many tokens of each another member had chosen.
         self.begun: dict[int, int] = {}

@@ -94,6 +94,75 @@ def test_taking_tokens_back_is_as_if_they_had_never_been_taken(text: list[int], 
         one.rollback(len(taken) + 1)
 
 
+@pytest.mark.slow
+@given(
+    text=st.lists(st.sampled_from([*b"f(ab,)", 256]), max_size=8),
+    drafts=st.lists(st.sampled_from([*b"f(ab,)", 256, EOS, SIZE, -1]), max_size=8),
+    right=st.integers(0, 8),
+)
+@settings(max_examples=80, deadline=None)
+def test_masks_after_drafts_are_those_of_an_output_that_took_them(text: list[int], drafts: list[int], right: int) -> None:
+    one, plain = state(ebnf(CALL)), state(ebnf(CALL))
+    for token in text:
+        assert one.advance(token) == plain.advance(token)
+    before = one.tokens
+    count = one.follow(drafts)
+    assert one.tokens == before and (not one.ready or not count)
+    one.prepare()
+    assert one.ready and one.tokens == before and len(one.ahead) == count
+    assert (one.mask == plain.mask).all() and one.may_end == plain.may_end
+    masks = list(one.ahead)
+    for place, token in enumerate(drafts[:count]):
+        if place == right:
+            break
+        assert one.advance(token) and plain.advance(token)
+        assert one.ready and one.from_draft and (one.mask == plain.mask).all() and (one.mask == masks[place].mask).all()
+        assert one.may_end == plain.may_end == masks[place].may_end
+    if right >= count < len(drafts):
+        assert not one.follow(drafts[count:]), "drafts end where the grammar refuses one"
+    for other in (*b"(,)f", 256):
+        if other not in drafts[right : right + 1] and plain.advance(other):
+            assert one.advance(other) and not one.from_draft
+            break
+    assert one.tokens == plain.tokens and (one.mask == plain.mask).all()
+
+
+def test_drafts_end_at_the_first_token_that_is_refused() -> None:
+    one = take(state(regex("ab(cd)*")), b"a")
+    assert one.follow([*b"bcdxcd"]) == 3 and one.follow([*b"xb"]) == 0
+    assert one.follow([98, EOS]) == 1
+    one.prepare()
+    assert [next_ids.may_end for next_ids in one.ahead] == [True]
+    assert one.follow(()) == 0 and one.ready and one.ahead == []
+    assert one.follow([*b"bc"]) == 2
+    one.prepare()
+    assert one.advance(98) and one.from_draft
+    one.rollback(1)
+    assert allowed(one) == [98] and not one.ahead
+
+
+def test_another_state_takes_the_place_of_one_that_is_at_its_drafts() -> None:
+    one = take(state(schema('{"type": "array", "items": {"enum": ["x", 1]}}')), b'["x",')
+    mask = one.mask
+    one.follow([*b"1,1]"])
+    assert one.filled and not one.ready
+    other = one.again(tuple(b'["x",'))
+    assert other.ready and other.tokens == one.tokens and other.mask is mask
+    assert other.advance(ord("1")) and not other.from_draft and {ord(","), ord("]")} <= set(allowed(other))
+
+
+def test_what_a_schema_forces_is_told_and_nothing_that_has_no_end() -> None:
+    first = '{"first": {"enum": ["abc", "abd"]}}'
+    names = f'{{"type": "object", "properties": {first}, "required": ["first"], "additionalProperties": false}}'
+    one = take(state(schema(names)), b'{"')
+    assert one.forced() == tuple(b"first") and one.tokens == 2, "the quote is left out: it is the front of another token"
+    assert take(one, b"fi").forced() == tuple(b"rst")
+    assert take(one, b'rst"').forced() == ()
+    assert take(one, b':"').forced() == (256,), "ab, and then it may be one or the other"
+    for rule in (ebnf('root ::= "ab" root'), regex("(abc){9}"), schema('{"type": "string", "pattern": "^(abc){9}$"}')):
+        assert state(rule).forced() == ()
+
+
 def test_control_characters_are_in_no_json() -> None:
     """The library itself allows them in strings whose length is limited."""
     one = state(schema('{"type": "object", "properties": {"a": {"type": "string", "maxLength": 3}}, "required": ["a"]}'))

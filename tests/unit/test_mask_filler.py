@@ -96,14 +96,18 @@ def test_a_mask_that_can_not_be_filled_is_told() -> None:
 class Output:
     """As much of a sequence, and of its seat, as masks look at."""
 
-    def __init__(self, grammar: Mask | None, *, stuck: bool = False) -> None:
+    def __init__(self, grammar: Mask | None, *, stuck: bool = False, renews: bool = False) -> None:
         self.sequence = self
+        self.renews = renews
         self.grammar = grammar
         self.stuck = stuck
         self.ended: list[object] = []
 
     def drop_grammar(self) -> None:
         self.grammar = None
+
+    def renew_grammar(self) -> bool:
+        return self.renews
 
     def end_with(self, ending: object) -> None:
         self.ended.append(ending)
@@ -117,12 +121,13 @@ class Step:
 @pytest.mark.parametrize("broken", [False, True])
 def test_only_the_seat_without_a_mask_ends(broken: bool) -> None:
     masks = StepMasks(time.monotonic)
-    seats = [Output(None), Output(Mask(broken=broken)), Output(Mask(), stuck=True), Output(Mask())]
+    renewed = Output(Mask(broken=broken), renews=True)
+    seats = [Output(None), Output(Mask(broken=broken)), Output(Mask(), stuck=True), Output(Mask()), renewed]
     step = Step(*seats)
     masks.begin(step)  # type: ignore[arg-type]
     times = masks.finish(step)  # type: ignore[arg-type]
     assert times is not None and times.wait_s >= 0
-    assert [seat.ended for seat in seats] == [[], [GRAMMAR_FAILED] if broken else [], [GRAMMAR_FAILED], []]
-    assert (seats[1].grammar is None) == broken
+    assert [seat.ended for seat in seats] == [[], [GRAMMAR_FAILED] if broken else [], [GRAMMAR_FAILED], [], []]
+    assert (seats[1].grammar is None) == broken and renewed.grammar is not None
     masks.close()
     assert StepMasks(time.monotonic).finish(Step(Output(None))) is None  # type: ignore[arg-type]

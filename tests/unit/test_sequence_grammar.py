@@ -188,3 +188,78 @@ def sequence_row(one: Sequence) -> np.ndarray:
 def test_tokens_that_can_not_have_been_chosen_are_refused(tokens: bytes | list[int], says: str) -> None:
     with pytest.raises(CanNotGoOn, match=says):
         sequence(spec("ab", earlier=Earlier(tuple(tokens))))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "stop", "tokens"),
+    [
+        ("ab?c?d?", StopSpec(eos_ids=frozenset({EOS})), b"abc"),
+        ("a[bc]*", StopSpec(eos_ids=frozenset({EOS}), min_output_tokens=3), b"abcbc"),
+        ("abb?b?c", StopSpec(token_ids=frozenset({98, SPECIAL}), min_output_tokens=3), b"abb"),
+        ("(ab|c)*", StopSpec(eos_ids=frozenset({EOS}), ignore_eos=True), [256, 99, 97, 98, 256]),
+    ],
+)
+def test_rows_after_drafts_are_those_of_an_output_that_chose_them(
+    pattern: str, stop: StopSpec, tokens: bytes | list[int]
+) -> None:
+    penalised = SamplingParams(temperature=0.7, seed=3, frequency_penalty=0.5)
+    made = spec(pattern, stop, most=30, sampling=penalised)
+    one, plain = sequence(made), sequence(made)
+    first, *drafts = tokens
+    for each in (one, plain):
+        each.choose(first, 0.0)
+    assert one.fit_drafts((*drafts, 120, 97)) == tuple(drafts) and one.draft_room > len(drafts)
+    assert one.grammar is not None
+    one.grammar.prepare()
+    rows = one.sample_rows(tuple(drafts))
+    assert len(rows) == len(drafts) + 1
+    for row, draft in zip(rows, [*drafts, None], strict=True):
+        assert plain.grammar is not None
+        plain.completed(1)
+        (expected,) = plain.sample_rows(())
+        assert row.allowed is not None and (row.allowed == expected.allowed).all()
+        assert (row.position, row.banned_ids, row.ending_ids) == (expected.position, expected.banned_ids, expected.ending_ids)
+        if draft is not None:
+            assert plain.choose(draft, 0.0).ending is None
+
+
+def test_only_a_row_with_a_mask_is_drawn_from_ahead() -> None:
+    one = sequence(spec("abcd*"))
+    one.choose(97, 0.0)
+    assert one.fit_drafts(tuple(b"bcd")) == tuple(b"bcd")
+    assert one.grammar is not None
+    one.grammar.prepare()
+    one.completed(1)
+    one.choose(98, 0.0)
+    assert one.drawn_ahead
+    one.fit_drafts(tuple(b"cd"))
+    one.completed(1)
+    one.choose(99, 0.0)
+    assert not one.drawn_ahead, "its mask was not filled"
+    assert offered(one) == {100, EOS}
+
+
+def test_an_output_whose_masks_after_drafts_fail_goes_on_without_drafts() -> None:
+    one = sequence(spec("ab?c?"))
+    assert not one.renew_grammar(), "its own mask is missing"
+    one.choose(97, 0.0)
+    assert offered(one) == {98, 99, EOS} and one.fit_drafts((98,)) == (98,)
+    left = one.grammar
+    assert one.draft_room and one.renew_grammar() and one.grammar is not left and not one.draft_room
+    assert [row.allowed is None for row in one.sample_rows((98,))] == [False, True]
+    one.completed(1)
+    one.choose(98, 0.0)
+    assert not one.drawn_ahead and offered(one) == {99, EOS}
+
+
+def test_where_no_token_can_follow_a_draft_nothing_is_drawn_ahead() -> None:
+    entries = (b"a", b"c", b"b", b"")
+    none = compiled(regex("abd"), Vocabulary(plain_table(entries), 4, frozenset({3})))
+    one = Sequence(spec("a", grammar=none, prompt_token_ids=(0,)), partial(Detokeniser, plain_table(entries)))
+    one.completed(1)
+    one.choose(0, 0.0)
+    assert one.fit_drafts((2, 0)) == (2,)
+    assert one.grammar is not None
+    one.grammar.prepare()
+    one.completed(1)
+    assert one.choose(2, 0.0).ending is None and not one.drawn_ahead and one.stuck

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from decode_svc.draft_model import ModelDrafts
 from decode_svc.planning import StepLimits
 from decode_svc.speculation import SpeculationKind, SpeculationLimits
 from engine.prompt_lookup import LookupLimits
@@ -138,10 +139,39 @@ def speculation(subject: Subject) -> None:
     assert 0 < counts.accepted_tokens < counts.drafted_tokens
 
 
+def draft_model(subject: Subject) -> None:
+    """The same weights, loaded a second time, draft for sequences with a grammar and without."""
+    drafts = ModelDrafts(subject.other, VOCABULARY, step_tokens=NARROW.tokens)
+    member = subject.member(speculation=SpeculationLimits(SpeculationKind.DRAFT_MODEL, 4), draft_model=drafts)
+    bound = [Request(one.prompt, one.sampling, GRAMMAR_TOKENS, frozenset(b"abc")) for one in subject.requests()[2:4]]
+    seats = [subject.ask(member, request) for request in bound]
+    subject.serve(member, subject.requests())
+    member.worker.close()
+    for seat, request in zip(seats, bound, strict=True):
+        said = subject.said(member, seat)
+        assert said.reason is FinishReason.GRAMMAR_COMPLETE and len(said.tokens) == GRAMMAR_TOKENS
+        subject.judge(said, request)
+    counts = member.scheduler.speculation.counts
+    assert counts.accepted_tokens > counts.drafted_tokens / 2
+
+
 def structured(subject: Subject) -> None:
     """A regular expression for twelve letters, beside a sequence without one."""
-    letters = frozenset(range(ord("a"), ord("m") + 1))
-    member, base = subject.member(), subject.requests()
+    _structured(subject, subject.member(), frozenset(range(ord("a"), ord("m") + 1)))
+
+
+def structured_drafts(subject: Subject) -> None:
+    """The same with three letters, so that they come again, and with drafts by prompt lookup."""
+    lookup = SpeculationLimits(SpeculationKind.PROMPT_LOOKUP, 6, LookupLimits(1, 3))
+    runner = subject.watched()
+    member = subject.member(runner=runner, speculation=lookup)
+    bound = _structured(subject, member, frozenset(b"abc"))
+    drafting = {rows.sequence for batch in runner.batches for rows in batch.rows if rows.draft_tokens}
+    assert len(drafting) >= len(bound)
+
+
+def _structured(subject: Subject, member: Member, letters: frozenset[int]) -> list[Request]:
+    base = subject.requests()
     bound = [Request(one.prompt, one.sampling, GRAMMAR_TOKENS, letters) for one in (base[2], base[4])]
     seats = [subject.ask(member, request) for request in bound]
     free = subject.ask(member, base[1])
@@ -152,6 +182,8 @@ def structured(subject: Subject) -> None:
         assert said.reason is FinishReason.GRAMMAR_COMPLETE and len(said.tokens) == GRAMMAR_TOKENS
         subject.judge(said, request)
     subject.judge_whole(member, free, base[1])
+    member.assert_at_rest()
+    return bound
 
 
 def replay_alone(subject: Subject) -> None:

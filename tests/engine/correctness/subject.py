@@ -12,7 +12,7 @@ from decode_svc.planning import StepLimits
 from decode_svc.scheduler import SchedulerLimits
 from engine.adapters import AdapterFolder
 from engine.batch import Batch, LayerMarks
-from engine.grammar_library import CompiledGrammar, Vocabulary
+from engine.grammar_library import CompiledGrammar
 from engine.log_probs import TokenLogProb
 from engine.quantisation import WeightQuantisation, quantise
 from engine.runner import ModelError, Runner, RunnerStatistics
@@ -26,8 +26,7 @@ from tests.engine.correctness.columns import WITHOUT_ADAPTERS, Column, Compariso
 from tests.engine.correctness.reference import Reference, Request
 from tests.engine.decoding import Ask, Member
 from tests.engine.tiny_models import VOCABULARY, prompt
-from tests.grammars import compiled, regex
-from text.detokeniser import plain_table
+from tests.grammars import bytes_vocabulary, compiled, regex
 
 OUTPUT_TOKENS = 24
 #: Of each KV group, the null page included.
@@ -53,9 +52,7 @@ SHARE_BOUND = {"float32": 1e-5, "bfloat16": 0.1}
 @cache
 def letters(allowed: frozenset[int], count: int) -> CompiledGrammar:
     """So many of these letters, in a vocabulary whose ids are bytes. `allowed`: without gaps."""
-    table = plain_table([bytes([token]) if token < 128 else b"" for token in range(VOCABULARY)])
-    rule = regex(f"[{chr(min(allowed))}-{chr(max(allowed))}]{{{count}}}")
-    return compiled(rule, Vocabulary(table, VOCABULARY, frozenset()))
+    return compiled(regex(f"[{chr(min(allowed))}-{chr(max(allowed))}]{{{count}}}"), bytes_vocabulary(VOCABULARY))
 
 
 @dataclass

@@ -148,6 +148,12 @@ ROWS = (
         serving.speculation,
     ),
     Row(
+        "draft model",
+        BEYOND,
+        "Another load of the same weights drafts, in pages of its own, for sequences with a grammar and without.",
+        serving.draft_model,
+    ),
+    Row(
         "structured output",
         BEYOND,
         "A regular expression masks ids, beside a sequence without one.",
@@ -176,6 +182,12 @@ ROWS = (
         BEYOND,
         "Sequences of adapters are handed over, moved, and go on in another member after theirs is lost.",
         ends.adapters_elsewhere,
+    ),
+    Row(
+        "structured output with drafts",
+        BEYOND,
+        "Drafts by prompt lookup behind tokens that a regular expression masks, each with a mask of its own.",
+        serving.structured_drafts,
     ),
 )
 
