@@ -39,7 +39,7 @@ EDITED = SamplingParams(
     temperature=0.8, min_p=0.02, frequency_penalty=0.5, repetition_penalty=1.1, logit_bias=((3, 2.0), (7, 2.0)), seed=5
 )
 ADAPTERS = {
-    "one": adapter_files.Tiny(1, size=0.2),
+    "one": adapter_files.Tiny(3, size=0.2),
     "two": adapter_files.Tiny(2, ("q_proj", "v_proj", "o_proj", "down_proj"), rank=3, size=0.2),
 }
 #: Most that a log-probability may differ from the reference's, as a share of the output's largest logit.
