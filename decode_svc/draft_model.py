@@ -194,6 +194,9 @@ class ModelDrafts:
 
     def _begin(self, wish: Wish) -> _Read | None:
         tokens = min(wish.sequence.spec.most_cache_tokens, self._runner.context_tokens)
+        if not self._memory.fits_ever(tokens):
+            self._without.add(wish.seat)
+            return None
         while True:
             try:
                 holding = self._memory.promise(f"draft-{next(self._holders)}", tokens, computed=True)

@@ -105,11 +105,17 @@ def test_who_asks_no_more_gives_its_pages_to_who_asks() -> None:
     made = world()
     first, second = (Wish(seat, made.seat(seat).sequence, 3) for seat in (made.open((1, 2, 3), 30), made.open((4, 5), 30)))
     made.step()
+    number = made.open((1,), 60)
+    made.step()
+    long = Wish(number, made.seat(number).sequence, 3)
     drafts = ModelDrafts(drafter(total_pages=1 + pages_for(32, PAGE_TOKENS)), VOCABULARY, 16)
     assert drafts.propose([first, second]).keys() == {first.seat}
     for _ in range(IDLE_CALLS - 1):
         assert not drafts.propose([second])
     assert drafts.propose([second]).keys() == {second.seat} and drafts.sequences == 1
+    for _ in range(IDLE_CALLS + 1):
+        assert not drafts.propose([long])
+    assert drafts.sequences == 1, "who can never have enough pages takes none from others"
     assert drafts.check() == []
     drafts.forget(second.seat)
     assert drafts.pages == drafts.sequences == 0

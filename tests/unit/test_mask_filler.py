@@ -8,7 +8,10 @@ from contextlib import contextmanager
 import pytest
 
 from decode_svc.masks import GRAMMAR_FAILED, StepMasks
+from engine.grammar_library import Bits, CompiledGrammar, Matcher
+from engine.grammar_state import GrammarState
 from engine.mask_filler import LEFT_MAX, MaskFiller
+from tests.grammars import bytes_vocabulary, compiled, regex
 
 WAIT_S = 10.0
 
@@ -131,3 +134,46 @@ def test_only_the_seat_without_a_mask_ends(broken: bool) -> None:
     assert (seats[1].grammar is None) == broken and renewed.grammar is not None
     masks.close()
     assert StepMasks(time.monotonic).finish(Step(Output(None))) is None  # type: ignore[arg-type]
+
+
+class SlowBehindDrafts:
+    """A compiled grammar whose matchers fill their first mask at once and the next one when the test says so."""
+
+    def __init__(self, grammar: CompiledGrammar) -> None:
+        self.vocabulary, self.in_json, self.forces = grammar.vocabulary, grammar.in_json, grammar.forces
+        self.entered, self.go = threading.Event(), threading.Event()
+        self._grammar = grammar
+
+    def matcher(self) -> "SlowMatcher":
+        return SlowMatcher(self._grammar.matcher(), self)
+
+
+class SlowMatcher:
+    def __init__(self, matcher: Matcher, of: SlowBehindDrafts) -> None:
+        self.accept, self.rollback, self.may_end = matcher.accept, matcher.rollback, matcher.may_end
+        self._matcher = matcher
+        self._of = of
+        self._filled = 0
+
+    def fill(self, bits: Bits) -> None:
+        self._filled += 1
+        if self._filled == 2:
+            self._of.entered.set()
+            assert self._of.go.wait(WAIT_S)
+        self._matcher.fill(bits)
+
+
+def test_a_slow_mask_behind_a_draft_costs_the_drafts_and_not_the_output() -> None:
+    grammar = compiled(regex("ab?c?d?"), bytes_vocabulary(128))
+    slow, plain = SlowBehindDrafts(grammar), GrammarState(grammar)
+    state = GrammarState(slow)  # type: ignore[arg-type]
+    assert state.advance(97) and plain.advance(97) and state.follow((98, 99)) == 2
+    with filler(0.02) as fill:
+        fill.begin([state])
+        assert slow.entered.wait(WAIT_S)
+        assert fill.finish() == [state] and state.filled and not state.ready
+        other = state.again((97,))
+        slow.go.set()
+        for token in (99, 100):
+            assert (other.mask == plain.mask).all() and other.may_end == plain.may_end
+            assert other.advance(token) and plain.advance(token)
