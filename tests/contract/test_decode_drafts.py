@@ -88,7 +88,7 @@ async def test_a_cancel_and_a_lost_stream_give_its_pages_back() -> None:
             member.runner.gate.step()
             await member.runner.gate.stopped()
         books = asyncio.ensure_future(member.books())
-        member.runner.gate.step()
+        await member.step_with()
         assert (await books)["draft_sequences"] and (await books)["draft_pages_used"]
         await seats[0].send(cancel=decode_pb2.CancelSeat(reason="client"))
         seats[1].call.cancel()
