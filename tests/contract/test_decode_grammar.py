@@ -146,10 +146,12 @@ async def test_tokens_are_the_same_alone_and_in_a_batch() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("drafting", [False, True])
 @pytest.mark.parametrize("handed_over", [False, True])
-async def test_an_output_goes_on_after_any_of_its_tokens(handed_over: bool) -> None:
-    async with decode_member(otherwise=whatever, total_pages=300, context_tokens=1024) as member:
-        grammar = v1.Grammar(regex='\\{"a":[0-9]{3},"b":"[a-z]{2,6}"\\}')
+async def test_an_output_goes_on_after_any_of_its_tokens(handed_over: bool, drafting: bool) -> None:
+    settings = {"speculation": "prompt_lookup", "lookup_shortest": 1} if drafting else {}
+    async with decode_member(otherwise=whatever, total_pages=300, context_tokens=1024, **settings) as member:
+        grammar = v1.Grammar(regex='\\{"a":[0-9]{3},"b":"[a-z]{2,6}","a":(10){3,9}\\}')
         changes: dict[str, Any] = {"grammar": grammar, "sampling": drawn(7), "max_output_tokens": 60}
         member.writer._runner._otherwise = whatever
         first = await whole(member, **changes)
@@ -165,6 +167,7 @@ async def test_an_output_goes_on_after_any_of_its_tokens(handed_over: bool) -> N
             await seat.finish()
             assert first.text[:k] + seat.text == first.text
             assert seat.ended.finish_reason == first.ended.finish_reason and seat.ended.usage == first.ended.usage
+        assert any(rows.draft_tokens for batch in member.runner.batches for rows in batch.rows) == drafting
         await member.assert_empty()
 
 
