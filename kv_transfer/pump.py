@@ -23,7 +23,7 @@ from kv_transfer.ports import (
     Sender,
     SendFailed,
 )
-from kv_transfer.pump_thread import ARMED_POLL_S, PumpStopped, PumpThread, armed_poll_s
+from kv_transfer.pump_thread import ARMED_POLL_S, PumpStopped, PumpThread, waiting_poll_s, writing_poll_s
 from rpc import clocks
 
 __all__ = ["PumpFull", "PumpStopped", "ReceivePump", "ReceiveStatistics", "SendLimits", "SendPump", "SendStatistics"]
@@ -167,7 +167,7 @@ class SendPump(PumpThread[Sender]):
         self._poll(end)
         self._stats.peers = end.peers
         self._hand_over()
-        return armed_poll_s(clocks.monotonic() - self._moved_at) if self._posted or self._queues else IDLE_SEND_S
+        return writing_poll_s(clocks.monotonic() - self._moved_at) if self._posted or self._queues else IDLE_SEND_S
 
     def _take(self, end: Sender) -> None:
         with self._door:
@@ -365,7 +365,7 @@ class ReceivePump(PumpThread[Receiver]):
         for _ in range(len(self._requests)):
             self._serve(end, self._requests.popleft())
         self._stats.writers = end.writers
-        return armed_poll_s(clocks.monotonic() - self._moved_at) if self._armed else IDLE_POLL_S
+        return waiting_poll_s(clocks.monotonic() - self._moved_at) if self._armed else IDLE_POLL_S
 
     def _serve(self, end: Receiver, request: _EndpointRequest | _FenceRequest) -> None:
         if isinstance(request, _FenceRequest):

@@ -12,8 +12,8 @@ ARMED_POLL_S = 200e-6
 # the core and the agent's lock from the thread that moves the bytes.
 BRISK_POLL_S = 50e-6
 BRISK_FOR_S = 1e-3
-# Between the parts of a prompt there is nothing to see for the time that their layers take: to look five thousand times a second
-# would take a tenth of the core from the model.
+# Between the parts of a prompt who waits for them sees nothing for the time that their layers take: to look five thousand times a
+# second would take a tenth of the core from the model. Who writes looks on: without its looks a write may stand still.
 CALM_POLL_S = 2e-3
 CALM_AFTER_S = 10e-3
 START_TIMEOUT_S = 60.0
@@ -24,11 +24,14 @@ class PumpStopped(HandoverError):
     """The pump's thread does not run (not started, crashed, or closed)."""
 
 
-def armed_poll_s(still_s: float) -> float:
-    """Seconds to the next look while something is expected. still_s: since something came or went last."""
-    if still_s < BRISK_FOR_S:
-        return BRISK_POLL_S
-    return ARMED_POLL_S if still_s < CALM_AFTER_S else CALM_POLL_S
+def writing_poll_s(still_s: float) -> float:
+    """Seconds to the next look while a write is under way. still_s: since something went last."""
+    return BRISK_POLL_S if still_s < BRISK_FOR_S else ARMED_POLL_S
+
+
+def waiting_poll_s(still_s: float) -> float:
+    """Seconds to the next look while notices are expected. still_s: since one came last."""
+    return writing_poll_s(still_s) if still_s < CALM_AFTER_S else CALM_POLL_S
 
 
 class End(Protocol):

@@ -23,7 +23,15 @@ from kv_transfer.ports import (
     ReceiveFailed,
 )
 from kv_transfer.pump import PumpFull, PumpStopped, ReceivePump, SendLimits, SendPump
-from kv_transfer.pump_thread import ARMED_POLL_S, BRISK_FOR_S, BRISK_POLL_S, CALM_AFTER_S, CALM_POLL_S, armed_poll_s
+from kv_transfer.pump_thread import (
+    ARMED_POLL_S,
+    BRISK_FOR_S,
+    BRISK_POLL_S,
+    CALM_AFTER_S,
+    CALM_POLL_S,
+    waiting_poll_s,
+    writing_poll_s,
+)
 
 UNIT, UNITS, WAIT_S = 4096, 64, 10.0
 
@@ -115,8 +123,13 @@ def test_pushes_arrive_and_everything_happens_on_the_pumps_thread(rig):
 
 
 def test_a_pump_looks_again_soon_while_something_moves_and_rarely_while_layers_are_computed():
-    waits = [armed_poll_s(still_s) for still_s in (0.0, BRISK_FOR_S, CALM_AFTER_S)]
-    assert waits == [BRISK_POLL_S, ARMED_POLL_S, CALM_POLL_S] == sorted(waits)
+    for still_s, soon, rarely in (
+        (0.0, BRISK_POLL_S, BRISK_POLL_S),
+        (BRISK_FOR_S, ARMED_POLL_S, ARMED_POLL_S),
+        (CALM_AFTER_S, ARMED_POLL_S, CALM_POLL_S),
+    ):
+        assert (writing_poll_s(still_s), waiting_poll_s(still_s)) == (soon, rarely)
+    assert BRISK_POLL_S < ARMED_POLL_S < CALM_POLL_S
 
 
 def test_a_refused_connection_is_the_cause_of_the_pushes_that_need_it(rig):
