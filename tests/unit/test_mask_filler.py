@@ -71,6 +71,7 @@ def test_a_mask_that_takes_too_long_costs_no_other_one() -> None:
 
 
 def test_threads_that_are_left_alone_are_bounded() -> None:
+    others = set(threading.enumerate())
     with filler(0.01) as fill:
         slow = [Mask(slow=True) for _ in range(LEFT_MAX)]
         for mask in slow:
@@ -82,9 +83,8 @@ def test_threads_that_are_left_alone_are_bounded() -> None:
         assert fill.finish() == [last] and not last.entered.is_set(), "it is not waited for, and no thread more is made"
         for mask in slow:
             mask.go.set()
-        for thread in threading.enumerate():
-            if thread.name == "grammar-masks":
-                thread.join(WAIT_S)
+        for thread in set(threading.enumerate()) - others:
+            thread.join(WAIT_S)
         fill.begin([last])
         assert fill.finish() == [] and last.ready
 
