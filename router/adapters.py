@@ -13,6 +13,8 @@ from rpc.status import StatusError, failed_precondition, not_found, unavailable
 
 #: Known names that the answer to an unknown one has.
 NAMED_ADAPTERS = 16
+#: Reasons for which a name means no adapter now.
+REFUSALS = frozenset({"UNKNOWN_ADAPTER", "ADAPTER_MISMATCH", "NO_MEMBER"})
 
 
 def servable(decode: Iterable[MemberInfo], prefill: Iterable[MemberInfo]) -> frozenset[Adapter]:

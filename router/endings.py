@@ -39,6 +39,8 @@ _QUEUE_REASONS = {
     "max_tokens": ("QUEUE_TOKENS_FULL", "tokens"),
     "max_tenant_requests": ("TENANT_QUEUE_FULL", "requests"),
 }
+#: Reason of the refusal of an id that nobody knows.
+UNKNOWN_REQUEST = "UNKNOWN_REQUEST"
 #: What a client that was refused for want of room is told to wait.
 RETRY_AFTER_S = 1.0
 
@@ -78,7 +80,7 @@ def id_reused(request_id: str) -> StatusError:
 
 def unknown_request(request_id: str) -> StatusError:
     """There is no such request, or it is somebody else's."""
-    return not_found(Resource("request", request_id), "UNKNOWN_REQUEST")
+    return not_found(Resource("request", request_id), UNKNOWN_REQUEST)
 
 
 def replay_gone(request_id: str, first_no: int) -> StatusError:

@@ -14,6 +14,7 @@ from opentelemetry.trace import SpanKind
 
 from lifecycle.deadlines import Deadlines, Limits
 from router import endings, validation
+from router.adapters import REFUSALS
 from router.cancelling import Canceller
 from router.cell import Arrival
 from router.choice_cancelling import ChoiceCanceller, answer_message
@@ -83,6 +84,8 @@ class InferenceServicer:
             await self._door.follower.settled(request.request_id)
             new = self._door.routes.check(request)
         except StatusError as refusal:
+            if refusal.reason in REFUSALS and await self._ran_before(raw, context):
+                return
             metrics = self._door.routes.cell.metrics
             metrics.refusals.inc(1, endings.REFUSAL_LABELS.get(refusal.reason, "invalid"))
             raise
@@ -98,6 +101,18 @@ class InferenceServicer:
                 return
         repeated = Wanted(request.request_id, next_no, request.tenant, request.fingerprint, moved=new)
         await self._door.follower.follow(repeated, context)
+
+    async def _ran_before(self, raw: bytes, context: Any) -> bool:
+        """A request whose adapter is not here any more, or not just now: if it has begun already, it is followed as ever."""
+        message, tenant = parse(pb.GenerateRequest, raw), self._tenant(context)
+        try:
+            repeated = Wanted(message.request_id, 0, tenant, validation.fingerprint(message, tenant))
+            await self._door.follower.follow(repeated, context)
+        except StatusError as error:
+            if error.reason != endings.UNKNOWN_REQUEST:
+                raise
+            return False
+        return True
 
     async def attach(self, raw: bytes, context: Any) -> None:
         """The stream of a request from an event on, wherever it runs or has run."""

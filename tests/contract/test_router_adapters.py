@@ -52,6 +52,22 @@ async def test_an_unknown_one_is_not_found_and_leaves_nothing(redis_url: str, ce
         await world.at_rest()
 
 
+async def test_who_asks_again_when_it_is_gone_is_told_how_it_ended(redis_url: str, cell: str) -> None:
+    asked = request("r1", adapter="polite", sampling=pb.SamplingParams(seed=1))
+    async with router_world(redis_url, cell, adapters=EVERYWHERE) as world:
+        answer = await world.client.generate(asked)
+    async with router_world(redis_url, cell) as world:
+        again = await world.client.generate(asked)
+        assert again.code is grpc.StatusCode.OK
+        assert again.events[-1].completed.finish_reason == answer.events[-1].completed.finish_reason
+        other = await world.client.generate(request("r1", adapter="polite", sampling=pb.SamplingParams(seed=2)))
+        assert other.code is grpc.StatusCode.ALREADY_EXISTS
+        new = await world.client.generate(request("r2", adapter="polite"))
+        assert new.error is not None and new.error.reason == "UNKNOWN_ADAPTER"
+        assert not world.decode.opens
+        await world.at_rest()
+
+
 async def test_only_members_that_have_it_are_asked(redis_url: str, cell: str) -> None:
     some = {"decode-1": A, "prefill-1": A}
     async with router_world(redis_url, cell, prefills=2, decodes=2, adapters=some) as world:
