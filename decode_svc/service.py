@@ -41,6 +41,7 @@ from kv_transfer.ports import ReceiveFailed, Receiver, Sender
 from kv_transfer.pump import PumpFull, PumpStopped, ReceivePump, SendPump
 from kv_transfer.sending import SendingEnd
 from lifecycle.finish import Cause, Ending, FinishReason
+from lifecycle.pages_by_state import PagesByState
 from member.engine_thread import EngineThread, thread_for
 from member.inbox import Inbox
 from member.kv_layout import layout_view, registered
@@ -200,6 +201,9 @@ class DecodeService:
             steps=now.load.steps,
             prefill_tokens_per_s=now.prompt_tokens_per_s,
             decode_step_s=now.decode_step_s,
+            pages=PagesByState(**now.pages),
+            paused_sequences=now.load.paused,
+            tokens=now.selected_tokens,
         )
 
     def stalled(self, now: float) -> bool:

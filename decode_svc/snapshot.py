@@ -11,7 +11,8 @@ from kv_transfer.grants import ReaderStatistics
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """`pages`: by state, all groups. Recent: decode_step_s, prompt_tokens_per_s. Counts are since the start."""
+    """`pages`: by state, all groups. Recent: decode_step_s, prompt_tokens_per_s. Counts are since the start; `selected_tokens`:
+    chosen, drafts that were right included."""
 
     load: Load
     pages: Mapping[str, int]
@@ -35,10 +36,11 @@ class Snapshot:
     prefixes: PrefixStatistics
     decode_step_s: float
     prompt_tokens_per_s: float
+    selected_tokens: int = 0
 
 
-def take_snapshot(scheduler: Scheduler, decode_step_s: float, prompt_tokens_per_s: float) -> Snapshot:
-    """What is so now; called between two steps."""
+def take_snapshot(scheduler: Scheduler, decode_step_s: float, prompt_tokens_per_s: float, drawn_tokens: int = 0) -> Snapshot:
+    """What is so now; called between two steps. `drawn_tokens`: chosen since the start, without drafts."""
     counts = scheduler.memory.counts()
     handovers, preemption = scheduler.handovers, scheduler.preemption.counts
     drafts = scheduler.speculation.counts_by_origin()
@@ -75,4 +77,5 @@ def take_snapshot(scheduler: Scheduler, decode_step_s: float, prompt_tokens_per_
         prefixes=scheduler.memory.prefixes.statistics(),
         decode_step_s=decode_step_s,
         prompt_tokens_per_s=prompt_tokens_per_s,
+        selected_tokens=drawn_tokens + scheduler.speculation.counts.accepted_tokens,
     )

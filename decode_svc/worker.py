@@ -122,6 +122,7 @@ class DecodeWorker:
         self._publish_s = 0.0
         self._step_s = 0.0
         self._prompt_tokens_per_s = 0.0
+        self._drawn_tokens = 0
 
     def turn(self) -> bool:
         """Take commands in, run a step if there is one, publish; True when a step ran."""
@@ -237,6 +238,7 @@ class DecodeWorker:
             masks=computed.masks,
         )
         self._scheduler.preemption.cost.stepped(plan.scheduled_tokens, times.model_s)
+        self._drawn_tokens += len(plan.draws)
         step_s = ended_at - started_at
         self._step_s = step_s if self._step_s == 0.0 else self._step_s + RATE_WEIGHT * (step_s - self._step_s)
         if plan.prompt_tokens:
@@ -266,7 +268,7 @@ class DecodeWorker:
             self._ports.armed(armed)
         snapshot, prefixes = None, PrefixChanges()
         if self._dirty and with_load:
-            snapshot = take_snapshot(self._scheduler, self._step_s, self._prompt_tokens_per_s)
+            snapshot = take_snapshot(self._scheduler, self._step_s, self._prompt_tokens_per_s, self._drawn_tokens)
             prefixes = self._scheduler.memory.prefixes.take_changes()
             self._dirty = False
             self._told_at = started_at

@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any
 
 from lifecycle.adapters import Adapter
+from lifecycle.pages_by_state import NO_PAGES, PagesByState
 from member.prefix_feed import PrefixFeed, PrefixNews
 from rpc.application import lasting
 from rpc.status import StatusError, draining, resource_exhausted
@@ -57,7 +58,7 @@ class MemberInfo:
 
 @dataclass(frozen=True, slots=True)
 class MemberLoad:
-    """How busy a member is."""
+    """How busy a member is. `tokens`: since the start, prompt tokens computed (prefill) or tokens chosen (decode)."""
 
     free_pages: int = 0
     running_sequences: int = 0
@@ -70,6 +71,9 @@ class MemberLoad:
     decode_step_s: float = 0.0
     preempted_sequences: int = 0
     expected_output_tokens: int = 0
+    pages: PagesByState = NO_PAGES
+    paused_sequences: int = 0
+    tokens: int = 0
 
 
 class MemberServicer(member_pb2_grpc.MemberServiceServicer):
@@ -191,6 +195,16 @@ def _load_message(load: MemberLoad) -> Any:
         decode_step_s=load.decode_step_s,
         preempted_sequences=load.preempted_sequences,
         expected_output_tokens=load.expected_output_tokens,
+        paused_sequences=load.paused_sequences,
+        tokens=load.tokens,
+        pages=member_pb2.PagesByState(
+            free=load.pages.free,
+            owned=load.pages.owned,
+            cached=load.pages.cached,
+            granted=load.pages.granted,
+            quarantined=load.pages.quarantined,
+            pinned=load.pages.pinned,
+        ),
     )
 
 

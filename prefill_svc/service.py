@@ -18,6 +18,7 @@ from kv_transfer.plan import SourceMemory
 from kv_transfer.ports import Sender
 from kv_transfer.pump import SendPump
 from kv_transfer.sending import SendingEnd
+from lifecycle.pages_by_state import PagesByState
 from member.engine_thread import EngineThread, thread_for
 from member.inbox import Inbox
 from member.kv_layout import layout_view, registered
@@ -39,6 +40,8 @@ SERVICE_NAME = "tandem.pools.v1.PrefillService"
 ENGINE_STOP_S = 5.0
 #: Longest wait for a recount: a step runs meanwhile.
 CHECK_S = 30.0
+#: As lifecycle.pages_by_state names them.
+PAGE_STATES = ("free", "owned", "cached", "granted", "quarantined", "pinned")
 _IDLE = SchedulerStatistics(0, 0, 0, 0, 0, 0, 0, 0, PageCounts(0, 0, 0, 0, 0, 0, 0))
 
 
@@ -138,6 +141,8 @@ class PrefillService:
             draining=self._closing,
             steps=worker.steps if worker else 0,
             prefill_tokens_per_s=worker.tokens_per_s if worker else 0.0,
+            pages=PagesByState(**{state: getattr(now.pages, state) for state in PAGE_STATES}),
+            tokens=worker.computed_tokens if worker else 0,
         )
 
     def stalled(self, now: float) -> bool:
@@ -229,12 +234,11 @@ class PrefillService:
     def _gauges(self) -> PrefillGauges:
         now, pages = self._statistics, self._statistics.pages
         engine, sending = self._engine, self._sending
-        states = ("free", "owned", "cached", "granted", "quarantined", "pinned")
         return PrefillGauges(
             running_sequences=now.computing_jobs,
             waiting_sequences=now.waiting_jobs,
             waiting_tokens=now.waiting_tokens,
-            pages={state: getattr(pages, state) for state in states},
+            pages={state: getattr(pages, state) for state in PAGE_STATES},
             kv_used_ratio=1 - (pages.free + pages.cached) / pages.total if pages.total else 0.0,
             open_grants=now.jobs,
             pushes_in_flight=now.pushes_in_flight,

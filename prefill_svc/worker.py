@@ -72,6 +72,7 @@ class PrefillWorker:
         self._marks = tuple(sorted({-(-self._layers * piece // pieces) for piece in range(1, pieces + 1)}))
         self.steps = 0
         self.tokens_per_s = 0.0
+        self.computed_tokens = 0
 
     def turn(self) -> bool:
         """One turn; True when a step ran, so there may be more to do at once."""
@@ -141,6 +142,7 @@ class PrefillWorker:
 
     def _note(self, plan: StepPlan, seconds: float) -> None:
         self.steps += 1
+        self.computed_tokens += plan.batch.scheduled_tokens
         rate = plan.batch.scheduled_tokens / max(seconds, 1e-6)
         self.tokens_per_s = rate if self.steps == 1 else self.tokens_per_s + RATE_WEIGHT * (rate - self.tokens_per_s)
         self._ports.report(StepReport(plan.batch.scheduled_sequences, plan.batch.scheduled_tokens, seconds))

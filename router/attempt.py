@@ -186,6 +186,7 @@ class Attempt:
             self._progress.next_sequence_no = 1
 
     async def _handed_over(self, seat: Seat, prefill: PrefillCall) -> Ending | Again | Paused:
+        self._progress.prefilling = prefill
         outcome = await self._follow(seat)
         if self._progress.committed is not None:
             self._progress.prefill = await prefill.settled(_PREFILL_WORD_S)

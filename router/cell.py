@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from lifecycle.deadlines import Deadlines
 from router.admission import Admission
 from router.keeping import AcceptedCancels, UnansweredCreates, UnwrittenEnds
+from router.recent_ends import RecentEnds
 from router.request import ValidatedRequest
 from router.seat import SeatLimits
 from router.store import Store
@@ -64,6 +65,7 @@ class Cell:
     metrics: RouterMetrics
     tracing: Tracing
     outage: Outage = Outage.REFUSE
+    ends: RecentEnds = field(default_factory=RecentEnds)
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,7 +94,7 @@ def record_message(record: RequestRecord) -> Any:
         transitions=[
             pb.Transition(
                 state=STATES[one.state],
-                at=_timestamp(one.at),
+                at=timestamp(one.at),
                 event=one.event.value if one.event else "",
                 attempt=one.attempt,
                 detail=one.detail,
@@ -107,9 +107,9 @@ def record_message(record: RequestRecord) -> Any:
         timings=timings_message(record.timings),
         sent_bytes=record.sent_bytes,
         held_bytes=record.held_bytes,
-        cancel_requested_at=_timestamp(record.cancel_requested_at),
-        cancel_observed_at=_timestamp(record.cancel_observed_at),
-        cancel_effective_at=_timestamp(record.cancel_effective_at),
+        cancel_requested_at=timestamp(record.cancel_requested_at),
+        cancel_observed_at=timestamp(record.cancel_observed_at),
+        cancel_effective_at=timestamp(record.cancel_effective_at),
         cancel_reason=record.cancel_reason,
         released=record.released,
         traceparent=record.traceparent,
@@ -117,8 +117,8 @@ def record_message(record: RequestRecord) -> Any:
     )
 
 
-def _timestamp(at: float | None) -> Timestamp | None:
-    """Seconds since the epoch as a Timestamp."""
+def timestamp(at: float | None) -> Timestamp | None:
+    """Seconds since the epoch as a Timestamp; None stays None."""
     if at is None:
         return None
     stamp = Timestamp()

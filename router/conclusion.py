@@ -67,7 +67,8 @@ def answer_ended(route: "Route", record: RequestRecord) -> None:
 
 
 def _note_end(route: "Route", record: RequestRecord) -> None:
-    """In the trace and in the log."""
+    """In the trace, in the log, and in what people are shown."""
+    route.cell.ends.add(record)
     end_spans(route.cell.tracing, route.arrival.span, record, route.progress)
     said = {
         "state": record.state.value,

@@ -6,6 +6,7 @@ from enum import Enum
 from typing import Protocol, TypeVar
 
 from lifecycle.adapters import Adapter
+from lifecycle.pages_by_state import NO_PAGES, PagesByState
 
 
 class Role(Enum):
@@ -40,7 +41,7 @@ class MemberInfo:
 
 @dataclass(frozen=True, slots=True)
 class MemberLoad:
-    """How busy a member was at its last news."""
+    """How busy a member was at its last news. `steps` and `tokens` (prompt tokens computed, or tokens chosen) since its start."""
 
     free_pages: int = 0
     running_sequences: int = 0
@@ -51,6 +52,11 @@ class MemberLoad:
     prefill_tokens_per_s: float = 0.0
     decode_step_s: float = 0.0
     expected_output_tokens: int = 0
+    preempted_sequences: int = 0
+    paused_sequences: int = 0
+    steps: int = 0
+    tokens: int = 0
+    pages: PagesByState = NO_PAGES
 
 
 class KnownMember(Protocol):

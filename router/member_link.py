@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 
 from lifecycle.adapters import Adapter
+from lifecycle.pages_by_state import PagesByState
 from router.member_facts import MemberInfo, MemberLoad, Role
 from router.prefix_hints import PrefixHints, PrefixNews
 from router.streams import EOF
@@ -217,4 +218,16 @@ def _load(load: Any) -> MemberLoad:
         prefill_tokens_per_s=load.prefill_tokens_per_s,
         decode_step_s=load.decode_step_s,
         expected_output_tokens=load.expected_output_tokens,
+        preempted_sequences=load.preempted_sequences,
+        paused_sequences=load.paused_sequences,
+        steps=load.steps,
+        tokens=load.tokens,
+        pages=PagesByState(
+            free=load.pages.free,
+            owned=load.pages.owned,
+            cached=load.pages.cached,
+            granted=load.pages.granted,
+            quarantined=load.pages.quarantined,
+            pinned=load.pages.pinned,
+        ),
     )

@@ -7,7 +7,7 @@ discovery: a draining member finishes its streams after its address is gone.
 import asyncio
 import logging
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import grpc
@@ -104,6 +104,19 @@ class Members:
                     found[member.name] = member
         return list(found.values())
 
+    def linked(self) -> Iterator[tuple[Role, str, Member | None]]:
+        """Every address of the pools with the member that was there last; None: it was never reached."""
+        for (role, address), link in self._links.items():
+            yield role, address, link.member
+
+    def unfit(self, member: Member, pool: Role) -> str:
+        """Why a member that is there cannot be used in the pool that it is listed for; empty when it can."""
+        if member.info.role is not pool:
+            return f"is listed as {pool.value} but is not one"
+        if member.info.model_snapshot != self._model.snapshot:
+            return f"serves another model snapshot: {member.info.model_snapshot}"
+        return ""
+
     def taking(self, role: Role) -> list[Member]:
         """Usable members that take new work: not those that drain."""
         return [member for member in self.usable(role) if not member.load.draining]
@@ -160,10 +173,8 @@ class Members:
             member = link.member
             if member is None:
                 found.append(f"{pool.value} member at {address} was never reached")
-            elif member.info.role is not pool:
-                found.append(f"{member.name} at {address} is listed as {pool.value} but is not one")
-            elif member.info.model_snapshot != self._model.snapshot:
-                found.append(f"{member.name} at {address} serves another model snapshot: {member.info.model_snapshot}")
+            elif why := self.unfit(member, pool):
+                found.append(f"{member.name} at {address} {why}")
         return [*found, *adapters.unlike(member.info for role in Role for member in self.usable(role))]
 
     def statistics(self) -> dict[str, int]:
@@ -179,8 +190,7 @@ class Members:
         self._tell()
 
     def _fits(self, member: Member, role: Role) -> bool:
-        info = member.info
-        return member.reachable and info.role is role and info.model_snapshot == self._model.snapshot
+        return member.reachable and not self.unfit(member, role)
 
     async def _follow(self) -> None:
         while True:

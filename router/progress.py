@@ -8,7 +8,7 @@ from lifecycle.states import State
 from lifecycle.usage import Timings, Usage
 from router.choices import ChoiceProgress, choices_now, ending_of
 from router.pool_messages import Output, SeatEnd, held_after
-from router.prefill_call import PrefillDone, PrefillFailure
+from router.prefill_call import PrefillCall, PrefillDone, PrefillFailure
 from router.seat import Committed
 from rpc import clocks
 
@@ -37,6 +37,8 @@ class Progress:
     earlier_decode_s: float = 0.0
     last_output_at: float = 0.0
     cancel_sent_at: float = 0.0
+    #: The call that computes the prompt elsewhere, while it goes on; it tells how far it is.
+    prefilling: PrefillCall | None = None
     committed: Committed | None = None
     prefill: PrefillDone | None = None
     prefill_failure: PrefillFailure | None = None
@@ -49,7 +51,7 @@ class Progress:
 
     def new_attempt(self, *, moved: bool) -> None:
         """Forget what belonged to the attempt before. What was in caches stays true where the KV moves."""
-        self.committed = self.prefill = self.prefill_failure = self.seat_end = None
+        self.prefilling = self.committed = self.prefill = self.prefill_failure = self.seat_end = None
         if not moved:
             self.decode_cached_tokens = self.prefill_cached_tokens = 0
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from lifecycle.states import TERMINAL, State
 from router.redis_link import Keys, RedisLink
-from router.store import StoreBooks
+from router.store import Lease, StoreBooks, StoreTotals
 
 #: Others go on writing while the books are read, so what looks wrong is looked at again: that often, with that pause in seconds.
 LOOKS = 3
@@ -29,6 +29,17 @@ async def read_books(link: RedisLink, keys: Keys) -> StoreBooks:
         books = await _look(link, keys)
         faults &= set(books.faults)
     return StoreBooks(books.live_requests, books.tombstones, books.reserved, books.routers, tuple(sorted(faults)))
+
+
+async def read_totals(link: RedisLink, keys: Keys, labels: Sequence[str]) -> StoreTotals:
+    """See `Store.totals`."""
+    found: Any = await link.run("totals", [keys.reserved, keys.leases, keys.addresses], list(labels))
+    now, units, leases, addresses = found
+    where = _pairs(addresses)
+    return StoreTotals(
+        reserved=dict(zip(labels, map(int, units), strict=True)),
+        routers={router: Lease(float(end) - float(now), where.get(router, "")) for router, end in _pairs(leases).items()},
+    )
 
 
 async def _look(link: RedisLink, keys: Keys) -> StoreBooks:

@@ -204,3 +204,10 @@ def write_result(reply: Mapping[str, Any]) -> WriteResult:
         if short is None
         else Shortage(budget_from_label(short["label"]), int(short["wanted"]), int(short["taken"]), int(short["limit"])),
     )
+
+
+def checked_id(request_id: str) -> str:
+    """An id that can be part of key and field names. Raises ValueError."""
+    if not request_id or "\x1f" in request_id:
+        raise ValueError("request_id must not be empty nor contain control characters")
+    return request_id

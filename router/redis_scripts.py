@@ -11,7 +11,7 @@ from router.budget import Resource
 NAMES = (
     *("create", "admit", "begin", "advance", "assert_live", "request_cancel", "finish"),
     *("heartbeat", "settled", "owner", "lapsed", "adopt", "reap", "forget", "sweep"),
-    *("overview", "outlines"),
+    *("overview", "outlines", "totals"),
 )
 #: Functions that several scripts use, put before those.
 PARTS = {

@@ -15,7 +15,8 @@ from lifecycle.states import TERMINAL, Event, State, next_state
 from router import redis_codec
 from router.record_copies import become, learn, placed, replaced, requeued
 from router.redis_beginnings import Beginnings
-from router.redis_books import read_books
+from router.redis_books import read_books, read_totals
+from router.redis_codec import checked_id
 from router.redis_link import Keys, Observe, RedisLink, RedisSettings
 from router.redis_reaper import Reaper
 from router.store import (
@@ -34,6 +35,7 @@ from router.store import (
     StoreBooks,
     StoreHealth,
     StoreStatistics,
+    StoreTotals,
     StoreUnavailable,
     WriteOutcome,
     WriteResult,
@@ -185,7 +187,7 @@ class RedisStore:
         keys, settings = self._keys, self.settings
         reply = await self._json(
             "request_cancel",
-            [keys.record(_checked(request_id)), keys.tombstones, keys.notes, keys.cancels],
+            [keys.record(checked_id(request_id)), keys.tombstones, keys.notes, keys.cancels],
             [
                 request_id,
                 repr(at),
@@ -205,7 +207,7 @@ class RedisStore:
 
     async def get(self, request_id: str) -> RequestRecord | None:
         """See `Store`."""
-        key = self._keys.record(_checked(request_id))
+        key = self._keys.record(checked_id(request_id))
         stored: dict[str, str] = await self._link.command("get", "HGETALL", key)
         return redis_codec.record_from_fields(stored) if stored else None
 
@@ -297,7 +299,7 @@ class RedisStore:
         """See `Store`."""
         if not self._may_bury():
             return AdoptResult(AdoptOutcome.UNTIMELY)
-        keys, request_id, router = self._keys, _checked(orphan.request_id), orphan.router
+        keys, request_id, router = self._keys, checked_id(orphan.request_id), orphan.router
         reply = await self._json(
             "adopt",
             [
@@ -329,6 +331,10 @@ class RedisStore:
     async def books(self) -> StoreBooks:
         """See `Store`."""
         return await read_books(self._link, self._keys)
+
+    async def totals(self, labels: Sequence[str]) -> StoreTotals:
+        """See `Store`."""
+        return await read_totals(self._link, self._keys, labels)
 
     async def cancel_hints(self) -> AsyncGenerator[str, None]:
         """See `Store`."""
@@ -388,13 +394,6 @@ class RedisStore:
         return answer
 
     def _must_own(self, record: RequestRecord) -> None:
-        _checked(record.request_id)
+        checked_id(record.request_id)
         if record.router != self._router:
             raise ValueError(f"request {record.request_id!r} is owned by {record.router!r}, this store is {self._router!r}")
-
-
-def _checked(request_id: str) -> str:
-    """Ids are part of key and field names."""
-    if not request_id or "\x1f" in request_id:
-        raise ValueError("request_id must not be empty nor contain control characters")
-    return request_id

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from lifecycle.finish import Cause, Ending, FinishReason
 from lifecycle.record import RequestRecord
@@ -38,6 +38,10 @@ class Routes:
     def get(self, request_id: str) -> Route | None:
         """The live route of an id."""
         return self._routes.get(request_id)
+
+    def live(self) -> Iterator[Route]:
+        """All live routes, oldest first; to be read within this turn of the event loop."""
+        return iter(self._routes.values())
 
     def held(self, request_id: str) -> Held | None:
         """The stream of a request that runs here, or has ended here a short while ago."""

@@ -9,10 +9,13 @@ from dataclasses import dataclass
 import grpc
 
 import models
+from router import cell_servicer
 from router.admission import Admission
 from router.adoption import Adopter
 from router.cancelling import Canceller
 from router.cell import Cell, RetryBudget
+from router.cell_servicer import CellServicer
+from router.cell_watch import CellWatch, Watched
 from router.choice_cancelling import ChoiceCanceller
 from router.config import RouterSettings
 from router.following import Follower
@@ -72,7 +75,7 @@ class Outside:
 class Router:
     """rpc.application.Application for one router. `load` is called once, off the event loop."""
 
-    service_names: Sequence[str] = (SERVICE_NAME,)
+    service_names: Sequence[str] = (SERVICE_NAME, cell_servicer.SERVICE_NAME)
 
     def __init__(
         self,
@@ -90,8 +93,9 @@ class Router:
         self._parts: _Parts | None = None
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        """Adds InferenceService."""
-        server.add_generic_rpc_handlers((generic_handler(self._serving),))
+        """Adds InferenceService and CellService."""
+        handlers = generic_handler(self._serving), cell_servicer.generic_handler(lambda: self._started().cell_servicer)
+        server.add_generic_rpc_handlers(handlers)
 
     async def start(self) -> None:
         """Loads the tokenizer, finds members, takes the lease. Members and store may come later: they make nobody wait."""
@@ -130,9 +134,12 @@ class Router:
             await parts.close()
 
     def _serving(self) -> InferenceServicer:
+        return self._started().servicer
+
+    def _started(self) -> "_Parts":
         if self._parts is None:
             raise loading(self._frame.name)
-        return self._parts.servicer
+        return self._parts
 
     def _gauges(self, parts: "_Parts", loop: asyncio.AbstractEventLoop) -> RouterGauges:
         """Called in the scrape's thread; the sets belong to the event loop."""
@@ -193,8 +200,13 @@ class _Parts:
             )
         )
 
+        self.cell_watch = CellWatch(Watched(name, frame.address, settings, loaded.model, self.members, self.routes))
+        # Nobody is told apart: who reaches a router may see all of its requests.
+        self.cell_servicer = CellServicer(self.cell_watch, lambda _: None)
+
     async def close(self) -> None:
-        """Requests first, then what they used."""
+        """Requests first, then what they used. Those who watch would keep the server from its end."""
+        self.cell_watch.close()
         self.peers.stop()
         await self.adopter.stop()
         await self.routes.stop()
@@ -214,6 +226,7 @@ class _Parts:
             "seats": self.routes.seats(),
             "streams": self.routes.streams(),
             "readers": self.routes.readers(),
+            "cell_watchers": self.cell_watch.watchers,
             "passed_on": len(self.peers),
             "adoptions": len(self.adopter),
             "unsent_bytes": self.routes.unsent_bytes(),

@@ -222,6 +222,22 @@ class StoreBooks:
 
 
 @dataclass(frozen=True, slots=True)
+class Lease:
+    """A router's: seconds until it runs out, negative when it has; where other routers reach it ("" when it has not said)."""
+
+    left_s: float
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoreTotals:
+    """Some of what the store holds, for views: units by budget label, leases by router."""
+
+    reserved: Mapping[str, int]
+    routers: Mapping[str, Lease]
+
+
+@dataclass(frozen=True, slots=True)
 class StoreHealth:
     """Whether the store answers, how fast (seconds), and what it says it is."""
 
@@ -362,6 +378,9 @@ class Store(Protocol):
 
     async def books(self) -> StoreBooks:
         """Everything held, recounted, with `faults`. For the admin check and tests: it reads all of the cell's keys."""
+
+    async def totals(self, labels: Sequence[str]) -> StoreTotals:
+        """What the budgets of these labels hold for all routers, and who these are. Cheap: it looks at no request."""
 
     def cancel_hints(self) -> AsyncGenerator[str, None]:
         """Ids of this router's requests that were just cancelled. Hints only: they can be lost, `heartbeat` has them all.

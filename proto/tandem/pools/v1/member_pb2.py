@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from tandem.pools.v1 import grant_pb2 as tandem_dot_pools_dot_v1_dot_grant__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ctandem/pools/v1/member.proto\x12\x0ftandem.pools.v1\x1a\x1btandem/pools/v1/grant.proto\"\x1e\n\x0cWatchRequest\x12\x0e\n\x06router\x18\x01 \x01(\t\"\x94\x01\n\rWatchResponse\x12)\n\x04info\x18\x01 \x01(\x0b\x32\x1b.tandem.pools.v1.MemberInfo\x12)\n\x04load\x18\x02 \x01(\x0b\x32\x1b.tandem.pools.v1.MemberLoad\x12-\n\x08prefixes\x18\x03 \x01(\x0b\x32\x1b.tandem.pools.v1.PrefixNews\";\n\nPrefixNews\x12\x0c\n\x04\x61new\x18\x01 \x01(\x08\x12\x0e\n\x06stored\x18\x02 \x03(\x06\x12\x0f\n\x07\x65victed\x18\x03 \x03(\x06\"\xa3\x03\n\nMemberInfo\x12#\n\x04peer\x18\x01 \x01(\x0b\x32\x15.tandem.pools.v1.Peer\x12)\n\x04role\x18\x02 \x01(\x0e\x32\x1b.tandem.pools.v1.MemberRole\x12\r\n\x05model\x18\x03 \x01(\t\x12\x16\n\x0emodel_snapshot\x18\x04 \x01(\t\x12\x1a\n\x12layout_fingerprint\x18\x05 \x01(\t\x12\x13\n\x0bpage_tokens\x18\x06 \x01(\r\x12\x13\n\x0btotal_pages\x18\x07 \x01(\r\x12\x16\n\x0e\x63ontext_tokens\x18\x08 \x01(\r\x12\x17\n\x0fvocabulary_size\x18\t \x01(\r\x12\x15\n\rmax_sequences\x18\n \x01(\r\x12\x19\n\x11max_queued_tokens\x18\x0b \x01(\r\x12\x18\n\x10\x63omputes_prompts\x18\x0c \x01(\x08\x12\x17\n\x0fprefix_identity\x18\r \x01(\x0c\x12\x16\n\x0esequence_pages\x18\x0e \x01(\r\x12*\n\x08\x61\x64\x61pters\x18\x0f \x03(\x0b\x32\x18.tandem.pools.v1.Adapter\"\x9c\x02\n\nMemberLoad\x12\x12\n\nfree_pages\x18\x01 \x01(\r\x12\x19\n\x11running_sequences\x18\x02 \x01(\r\x12\x19\n\x11waiting_sequences\x18\x03 \x01(\r\x12\x16\n\x0ewaiting_tokens\x18\x04 \x01(\r\x12\x19\n\x11quarantined_pages\x18\x05 \x01(\r\x12\x10\n\x08\x64raining\x18\x06 \x01(\x08\x12\r\n\x05steps\x18\x07 \x01(\x04\x12\x1c\n\x14prefill_tokens_per_s\x18\x08 \x01(\x01\x12\x15\n\rdecode_step_s\x18\t \x01(\x01\x12\x1b\n\x13preempted_sequences\x18\n \x01(\r\x12\x1e\n\x16\x65xpected_output_tokens\x18\x0b \x01(\r\"\x0e\n\x0c\x43heckRequest\"\x87\x01\n\rCheckResponse\x12\x38\n\x05\x62ooks\x18\x01 \x03(\x0b\x32).tandem.pools.v1.CheckResponse.BooksEntry\x12\x0e\n\x06\x66\x61ults\x18\x02 \x03(\t\x1a,\n\nBooksEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01*Z\n\nMemberRole\x12\x1b\n\x17MEMBER_ROLE_UNSPECIFIED\x10\x00\x12\x17\n\x13MEMBER_ROLE_PREFILL\x10\x01\x12\x16\n\x12MEMBER_ROLE_DECODE\x10\x02\x32Y\n\rMemberService\x12H\n\x05Watch\x12\x1d.tandem.pools.v1.WatchRequest\x1a\x1e.tandem.pools.v1.WatchResponse0\x01\x32V\n\x0c\x41\x64minService\x12\x46\n\x05\x43heck\x12\x1d.tandem.pools.v1.CheckRequest\x1a\x1e.tandem.pools.v1.CheckResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ctandem/pools/v1/member.proto\x12\x0ftandem.pools.v1\x1a\x1btandem/pools/v1/grant.proto\"\x1e\n\x0cWatchRequest\x12\x0e\n\x06router\x18\x01 \x01(\t\"\x94\x01\n\rWatchResponse\x12)\n\x04info\x18\x01 \x01(\x0b\x32\x1b.tandem.pools.v1.MemberInfo\x12)\n\x04load\x18\x02 \x01(\x0b\x32\x1b.tandem.pools.v1.MemberLoad\x12-\n\x08prefixes\x18\x03 \x01(\x0b\x32\x1b.tandem.pools.v1.PrefixNews\";\n\nPrefixNews\x12\x0c\n\x04\x61new\x18\x01 \x01(\x08\x12\x0e\n\x06stored\x18\x02 \x03(\x06\x12\x0f\n\x07\x65victed\x18\x03 \x03(\x06\"\xa3\x03\n\nMemberInfo\x12#\n\x04peer\x18\x01 \x01(\x0b\x32\x15.tandem.pools.v1.Peer\x12)\n\x04role\x18\x02 \x01(\x0e\x32\x1b.tandem.pools.v1.MemberRole\x12\r\n\x05model\x18\x03 \x01(\t\x12\x16\n\x0emodel_snapshot\x18\x04 \x01(\t\x12\x1a\n\x12layout_fingerprint\x18\x05 \x01(\t\x12\x13\n\x0bpage_tokens\x18\x06 \x01(\r\x12\x13\n\x0btotal_pages\x18\x07 \x01(\r\x12\x16\n\x0e\x63ontext_tokens\x18\x08 \x01(\r\x12\x17\n\x0fvocabulary_size\x18\t \x01(\r\x12\x15\n\rmax_sequences\x18\n \x01(\r\x12\x19\n\x11max_queued_tokens\x18\x0b \x01(\r\x12\x18\n\x10\x63omputes_prompts\x18\x0c \x01(\x08\x12\x17\n\x0fprefix_identity\x18\r \x01(\x0c\x12\x16\n\x0esequence_pages\x18\x0e \x01(\r\x12*\n\x08\x61\x64\x61pters\x18\x0f \x03(\x0b\x32\x18.tandem.pools.v1.Adapter\"\xf4\x02\n\nMemberLoad\x12\x12\n\nfree_pages\x18\x01 \x01(\r\x12\x19\n\x11running_sequences\x18\x02 \x01(\r\x12\x19\n\x11waiting_sequences\x18\x03 \x01(\r\x12\x16\n\x0ewaiting_tokens\x18\x04 \x01(\r\x12\x19\n\x11quarantined_pages\x18\x05 \x01(\r\x12\x10\n\x08\x64raining\x18\x06 \x01(\x08\x12\r\n\x05steps\x18\x07 \x01(\x04\x12\x1c\n\x14prefill_tokens_per_s\x18\x08 \x01(\x01\x12\x15\n\rdecode_step_s\x18\t \x01(\x01\x12\x1b\n\x13preempted_sequences\x18\n \x01(\r\x12\x1e\n\x16\x65xpected_output_tokens\x18\x0b \x01(\r\x12,\n\x05pages\x18\x0c \x01(\x0b\x32\x1d.tandem.pools.v1.PagesByState\x12\x18\n\x10paused_sequences\x18\r \x01(\r\x12\x0e\n\x06tokens\x18\x0e \x01(\x04\"q\n\x0cPagesByState\x12\x0c\n\x04\x66ree\x18\x01 \x01(\r\x12\r\n\x05owned\x18\x02 \x01(\r\x12\x0e\n\x06\x63\x61\x63hed\x18\x03 \x01(\r\x12\x0f\n\x07granted\x18\x04 \x01(\r\x12\x13\n\x0bquarantined\x18\x05 \x01(\r\x12\x0e\n\x06pinned\x18\x06 \x01(\r\"\x0e\n\x0c\x43heckRequest\"\x87\x01\n\rCheckResponse\x12\x38\n\x05\x62ooks\x18\x01 \x03(\x0b\x32).tandem.pools.v1.CheckResponse.BooksEntry\x12\x0e\n\x06\x66\x61ults\x18\x02 \x03(\t\x1a,\n\nBooksEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01*Z\n\nMemberRole\x12\x1b\n\x17MEMBER_ROLE_UNSPECIFIED\x10\x00\x12\x17\n\x13MEMBER_ROLE_PREFILL\x10\x01\x12\x16\n\x12MEMBER_ROLE_DECODE\x10\x02\x32Y\n\rMemberService\x12H\n\x05Watch\x12\x1d.tandem.pools.v1.WatchRequest\x1a\x1e.tandem.pools.v1.WatchResponse0\x01\x32V\n\x0c\x41\x64minService\x12\x46\n\x05\x43heck\x12\x1d.tandem.pools.v1.CheckRequest\x1a\x1e.tandem.pools.v1.CheckResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,8 +34,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_CHECKRESPONSE_BOOKSENTRY']._loaded_options = None
   _globals['_CHECKRESPONSE_BOOKSENTRY']._serialized_options = b'8\001'
-  _globals['_MEMBERROLE']._serialized_start=1185
-  _globals['_MEMBERROLE']._serialized_end=1275
+  _globals['_MEMBERROLE']._serialized_start=1388
+  _globals['_MEMBERROLE']._serialized_end=1478
   _globals['_WATCHREQUEST']._serialized_start=78
   _globals['_WATCHREQUEST']._serialized_end=108
   _globals['_WATCHRESPONSE']._serialized_start=111
@@ -45,15 +45,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MEMBERINFO']._serialized_start=323
   _globals['_MEMBERINFO']._serialized_end=742
   _globals['_MEMBERLOAD']._serialized_start=745
-  _globals['_MEMBERLOAD']._serialized_end=1029
-  _globals['_CHECKREQUEST']._serialized_start=1031
-  _globals['_CHECKREQUEST']._serialized_end=1045
-  _globals['_CHECKRESPONSE']._serialized_start=1048
-  _globals['_CHECKRESPONSE']._serialized_end=1183
-  _globals['_CHECKRESPONSE_BOOKSENTRY']._serialized_start=1139
-  _globals['_CHECKRESPONSE_BOOKSENTRY']._serialized_end=1183
-  _globals['_MEMBERSERVICE']._serialized_start=1277
-  _globals['_MEMBERSERVICE']._serialized_end=1366
-  _globals['_ADMINSERVICE']._serialized_start=1368
-  _globals['_ADMINSERVICE']._serialized_end=1454
+  _globals['_MEMBERLOAD']._serialized_end=1117
+  _globals['_PAGESBYSTATE']._serialized_start=1119
+  _globals['_PAGESBYSTATE']._serialized_end=1232
+  _globals['_CHECKREQUEST']._serialized_start=1234
+  _globals['_CHECKREQUEST']._serialized_end=1248
+  _globals['_CHECKRESPONSE']._serialized_start=1251
+  _globals['_CHECKRESPONSE']._serialized_end=1386
+  _globals['_CHECKRESPONSE_BOOKSENTRY']._serialized_start=1342
+  _globals['_CHECKRESPONSE_BOOKSENTRY']._serialized_end=1386
+  _globals['_MEMBERSERVICE']._serialized_start=1480
+  _globals['_MEMBERSERVICE']._serialized_end=1569
+  _globals['_ADMINSERVICE']._serialized_start=1571
+  _globals['_ADMINSERVICE']._serialized_end=1657
 # @@protoc_insertion_point(module_scope)

@@ -78,7 +78,7 @@ class MemberInfo(_message.Message):
     def __init__(self, peer: _Optional[_Union[_grant_pb2.Peer, _Mapping]] = ..., role: _Optional[_Union[MemberRole, str]] = ..., model: _Optional[str] = ..., model_snapshot: _Optional[str] = ..., layout_fingerprint: _Optional[str] = ..., page_tokens: _Optional[int] = ..., total_pages: _Optional[int] = ..., context_tokens: _Optional[int] = ..., vocabulary_size: _Optional[int] = ..., max_sequences: _Optional[int] = ..., max_queued_tokens: _Optional[int] = ..., computes_prompts: _Optional[bool] = ..., prefix_identity: _Optional[bytes] = ..., sequence_pages: _Optional[int] = ..., adapters: _Optional[_Iterable[_Union[_grant_pb2.Adapter, _Mapping]]] = ...) -> None: ...
 
 class MemberLoad(_message.Message):
-    __slots__ = ("free_pages", "running_sequences", "waiting_sequences", "waiting_tokens", "quarantined_pages", "draining", "steps", "prefill_tokens_per_s", "decode_step_s", "preempted_sequences", "expected_output_tokens")
+    __slots__ = ("free_pages", "running_sequences", "waiting_sequences", "waiting_tokens", "quarantined_pages", "draining", "steps", "prefill_tokens_per_s", "decode_step_s", "preempted_sequences", "expected_output_tokens", "pages", "paused_sequences", "tokens")
     FREE_PAGES_FIELD_NUMBER: _ClassVar[int]
     RUNNING_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     WAITING_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
@@ -90,6 +90,9 @@ class MemberLoad(_message.Message):
     DECODE_STEP_S_FIELD_NUMBER: _ClassVar[int]
     PREEMPTED_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
     free_pages: int
     running_sequences: int
     waiting_sequences: int
@@ -101,7 +104,26 @@ class MemberLoad(_message.Message):
     decode_step_s: float
     preempted_sequences: int
     expected_output_tokens: int
-    def __init__(self, free_pages: _Optional[int] = ..., running_sequences: _Optional[int] = ..., waiting_sequences: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., quarantined_pages: _Optional[int] = ..., draining: _Optional[bool] = ..., steps: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., decode_step_s: _Optional[float] = ..., preempted_sequences: _Optional[int] = ..., expected_output_tokens: _Optional[int] = ...) -> None: ...
+    pages: PagesByState
+    paused_sequences: int
+    tokens: int
+    def __init__(self, free_pages: _Optional[int] = ..., running_sequences: _Optional[int] = ..., waiting_sequences: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., quarantined_pages: _Optional[int] = ..., draining: _Optional[bool] = ..., steps: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., decode_step_s: _Optional[float] = ..., preempted_sequences: _Optional[int] = ..., expected_output_tokens: _Optional[int] = ..., pages: _Optional[_Union[PagesByState, _Mapping]] = ..., paused_sequences: _Optional[int] = ..., tokens: _Optional[int] = ...) -> None: ...
+
+class PagesByState(_message.Message):
+    __slots__ = ("free", "owned", "cached", "granted", "quarantined", "pinned")
+    FREE_FIELD_NUMBER: _ClassVar[int]
+    OWNED_FIELD_NUMBER: _ClassVar[int]
+    CACHED_FIELD_NUMBER: _ClassVar[int]
+    GRANTED_FIELD_NUMBER: _ClassVar[int]
+    QUARANTINED_FIELD_NUMBER: _ClassVar[int]
+    PINNED_FIELD_NUMBER: _ClassVar[int]
+    free: int
+    owned: int
+    cached: int
+    granted: int
+    quarantined: int
+    pinned: int
+    def __init__(self, free: _Optional[int] = ..., owned: _Optional[int] = ..., cached: _Optional[int] = ..., granted: _Optional[int] = ..., quarantined: _Optional[int] = ..., pinned: _Optional[int] = ...) -> None: ...
 
 class CheckRequest(_message.Message):
     __slots__ = ()
