@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Protocol
 
@@ -39,6 +39,8 @@ class Frame:
     crashed: Callable[[BaseException], None]
     #: Whether a stop signal came.
     draining: Callable[[], bool]
+    #: Where else the application listens, each as host:port by the name that the ready news have for it.
+    addresses: dict[str, str] = field(default_factory=dict)
 
 
 class Application(Protocol):

@@ -244,6 +244,7 @@ class Process:
             "metrics_port": self.metrics_port,
             "incarnation": frame.incarnation,
             "pid": os.getpid(),
+            **frame.addresses,
         }
         _LOG.info("%s is ready at %s", frame.name, frame.address, extra={"metrics_port": self.metrics_port})
         try:
