@@ -9,6 +9,7 @@ import grpc.aio
 
 from rpc.channels import client_options
 from rpc.status import ErrorDetails, details_from
+from tandem.v1 import cell_pb2 as cell
 from tandem.v1 import inference_pb2 as pb
 from tandem.v1 import inference_pb2_grpc as pb_grpc
 from tandem_cli.exits import Exit, Failure
@@ -65,9 +66,16 @@ def _for_scripts(details: ErrorDetails) -> dict[str, object]:
 
 
 @contextlib.asynccontextmanager
+async def channel_to(address: str) -> AsyncIterator[grpc.aio.Channel]:
+    """A channel to one router; it is closed at the end."""
+    async with grpc.aio.insecure_channel(address, options=client_options(RECEIVE_MAX_BYTES)) as channel:
+        yield channel
+
+
+@contextlib.asynccontextmanager
 async def connect(address: str) -> AsyncIterator[pb_grpc.InferenceServiceStub]:
     """A stub for one router; the channel is closed at the end."""
-    async with grpc.aio.insecure_channel(address, options=client_options(RECEIVE_MAX_BYTES)) as channel:
+    async with channel_to(address) as channel:
         yield pb_grpc.InferenceServiceStub(channel)
 
 
@@ -75,6 +83,8 @@ _PREFIXES = (
     (pb.FinishReason, "FINISH_REASON_"),
     (pb.RequestState, "REQUEST_STATE_"),
     (pb.CancelOutcome, "CANCEL_OUTCOME_"),
+    (cell.MemberState, "MEMBER_STATE_"),
+    (cell.RequestStage, "REQUEST_STAGE_"),
 )
 
 

@@ -19,6 +19,7 @@ from tandem_cli.grammar_options import Ebnf, JsonObject, JsonSchema, Regex, gram
 from tandem_cli.models_commands import AsJson, models_app
 from tandem_cli.printer import Printer
 from tandem_cli.record_view import as_dict, timeline
+from tandem_cli.top import top
 from tandem_cli.up import up
 
 EPILOG = f"\b\nExit status:\n{exit_table()}"
@@ -42,6 +43,7 @@ app = typer.Typer(
 )
 app.command("up", epilog=EPILOG)(up)
 app.command("demo", epilog=EPILOG)(demo)
+app.command("top", epilog=EPILOG)(top)
 app.add_typer(models_app, name="models")
 
 
