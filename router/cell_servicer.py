@@ -1,6 +1,6 @@
 """tandem.v1.CellService: the cell as it looks now, told to watchers at the pace that they ask for."""
 
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -60,15 +60,20 @@ class CellServicer:
 
     def __init__(self, watch: CellWatch, sight: Sight) -> None:
         self._watch = watch
-        self._sight = sight
+        self.sight = sight
 
     async def watch(self, raw: bytes, context: Any) -> None:
         """Views until the caller leaves. Raises StatusError for bad bounds, too many watchers, and at the router's end."""
-        tenant = self._sight(context)
-        wish = _wish(parse(pb.WatchRequest, raw))
+        tenant = self.sight(context)
+        async with aclosing(self.watch_as(_wish(parse(pb.WatchRequest, raw)), tenant)) as views:
+            async for view in views:
+                await context.write(pb.WatchResponse(view=view))
+
+    async def watch_as(self, wish: Wish, tenant: str | None) -> AsyncGenerator[Any]:
+        """CellView messages for one who may see a tenant's requests, or all (None), to the router's end. Raises StatusError."""
         async with aclosing(self._watch.views(wish.period_s)) as views:
             async for view in views:
-                await context.write(pb.WatchResponse(view=seen_by(view, wish, tenant)))
+                yield seen_by(view, wish, tenant)
 
 
 def _wish(request: Any) -> Wish:

@@ -69,6 +69,7 @@ class RouterSettings(ServerSettings, kw_only=True, frozen=True, forbid_unknown_f
     http_read_s: Annotated[
         float, setting("For the headers of an HTTP request to arrive, and for its body.", "seconds", gt=0, le=3600)
     ] = 30.0
+    ui: Annotated[bool, setting("Serve the live page at /ui of the HTTP door.")] = False
     # one request
     default_max_output_tokens: Annotated[int, setting("For requests that name no limit.", "tokens", ge=1, le=_MOST)] = 256
     max_choices: Annotated[int, setting("Outputs of one prompt that a request may ask for.", ge=1, le=128)] = 8
@@ -171,6 +172,8 @@ class RouterSettings(ServerSettings, kw_only=True, frozen=True, forbid_unknown_f
                     check_target(target)
                 except BadTarget as bad:
                     raise ValueError(f"{name}: {bad}") from None
+        if self.ui and self.http_listen is None:
+            raise ValueError("ui: the live page is a part of the HTTP door; http_listen must be set too")
         if self.replay_bytes < 2 * self.buffer_bytes:
             raise ValueError(f"replay_bytes is {self.replay_bytes}; it must be at least twice buffer_bytes, {self.buffer_bytes}")
         if self.detach_timeout_s > self.max_detach_timeout_s:

@@ -20,6 +20,7 @@ from router.choice_cancelling import ChoiceCanceller
 from router.config import RouterSettings
 from router.following import Follower
 from router.grammar_check import GrammarCheck
+from router.http import live_page
 from router.http.door import HttpDoor
 from router.keeping import AcceptedCancels, UnansweredCreates, UnwrittenEnds
 from router.kept_streams import KeptStreams
@@ -147,7 +148,8 @@ class Router:
     def _open_http(self) -> None:
         """Takes the port of the HTTP door, if there is to be one. Raises OSError."""
         if self._settings.http_listen is not None:
-            self._http = HttpDoor(self._settings.http_listen, self._frame, self._settings, self._serving)
+            page = live_page.part(lambda: self._started().cell_servicer)
+            self._http = HttpDoor(self._settings.http_listen, self._frame, self._settings, self._serving, [page])
             self._frame.addresses["http_address"] = self._http.address
             self._http.start()
 

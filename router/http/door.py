@@ -1,10 +1,10 @@
 """The HTTP door of one router: made before the router loads its model, closed after its last request."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from router.config import RouterSettings
-from router.http.app import build_app
-from router.http.host import Host
+from router.http.app import PARTS, build_app
+from router.http.host import Host, Part
 from router.http.protocol import Bounds
 from router.http.server import HttpServer
 from router.servicer import InferenceServicer
@@ -15,11 +15,18 @@ from telemetry.http_metrics import HttpMetrics
 class HttpDoor:
     """Listens at `listen`. `serving` raises StatusError as long as the router has not started."""
 
-    def __init__(self, listen: str, frame: Frame, settings: RouterSettings, serving: Callable[[], InferenceServicer]) -> None:
-        """Takes the port. Raises OSError."""
+    def __init__(
+        self,
+        listen: str,
+        frame: Frame,
+        settings: RouterSettings,
+        serving: Callable[[], InferenceServicer],
+        more: Sequence[Part] = (),
+    ) -> None:
+        """Takes the port. `more`: parts beside those of every door. Raises OSError."""
         self._frame = frame
         self.host = Host(frame, settings, serving)
-        app = build_app(self.host, HttpMetrics(frame.metrics).ended)
+        app = build_app(self.host, HttpMetrics(frame.metrics).ended, (*PARTS, *more))
         self._server = HttpServer(listen, app, Bounds(settings.http_connections, settings.http_read_s))
         self.address = self._server.address
 
