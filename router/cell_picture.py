@@ -125,7 +125,7 @@ def budgets_of(members: Iterable[KnownMember], tenants: Iterable[str], limits: L
             shown.append((Budget(resource, Scope.TOTAL), total))
         if each is not None:
             shown += [(Budget(resource, Scope.TENANT, tenant), each) for tenant in named]
-    return list(dict(shown).items())
+    return sorted(dict(shown).items(), key=lambda one: (one[0].scope.value, one[0].resource.value, one[0].name))
 
 
 def live_request(one: KnownRequest, now: float, wall: float) -> LiveRequest:

@@ -28,6 +28,8 @@ from tandem_cli.top_view import whole
 
 #: Between two tries to reach a router that was there and is gone, in seconds.
 RETRY_S = 1.0
+#: What reading a stream gives at its end; the stubs of grpc do not know it.
+_EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -130,7 +132,7 @@ async def _next(call: Any, ended: asyncio.Event) -> Any:
         if ended.is_set():
             return None
         answer = reading.result()
-        return None if answer is grpc.aio.EOF else answer
+        return None if answer is _EOF else answer
     finally:
         for task in (reading, leaving):
             task.cancel()

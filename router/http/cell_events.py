@@ -25,7 +25,7 @@ class CellEvents(Response):
 
     def __init__(self, watch: Watch, wish: Wish, tenant: str | None) -> None:
         super().__init__()
-        self._views = lambda: watch(wish, tenant)
+        self._watch, self._wish, self._tenant = watch, wish, tenant
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         telling = asyncio.create_task(self._tell(send), name="live page")
@@ -43,7 +43,7 @@ class CellEvents(Response):
     async def _tell(self, send: Send) -> None:
         begun = False
         try:
-            async with aclosing(self._views()) as views:
+            async with aclosing(self._watch(self._wish, self._tenant)) as views:
                 async for view in views:
                     if not begun:
                         await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})

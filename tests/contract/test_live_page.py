@@ -172,7 +172,7 @@ async def test_the_playground_streams_and_stops(redis_url: str, cell: str) -> No
         assert await page.run("document.getElementById('run').disabled")
         world.decode.script.output.release()
         await page.shows("#figures", "max output tokens")
-        assert await page.text("#output") == "<b>0</b> <b>1</b> <b>2</b> <b>3</b> <b>4</b> <b>5</b>"
+        assert (await page.text("#output")).strip() == "<b>0</b> <b>1</b> <b>2</b> <b>3</b> <b>4</b> <b>5</b>"
         assert "6" in await page.text("#figures") and await page.run("document.getElementById('stop').disabled")
         (opening,) = world.decode.opens
         assert opening.key.request_id in await page.text("#figures")
