@@ -73,6 +73,11 @@ class InferenceServicer:
         self._limits = door.settings.request_limits()
         self._budgets = door.settings.admission_settings().budgets
 
+    @property
+    def model(self) -> ServedModel:
+        """The model that this router answers for."""
+        return self._door.model
+
     async def generate(self, raw: bytes, context: Any) -> None:
         """One request. The route runs in a task of its own; here its events are written until the end. One that is known
         already is not run again: its stream is taken up."""

@@ -55,6 +55,8 @@ class CellOptions:
     transport: str = "tcp"
     otlp_endpoint: str = ""
     log_level: str = "info"
+    #: host:port of the first router's HTTP door, others take a free port; empty: there is none.
+    http: str = ""
     #: More flags, each as (role, flag): ("prefill", "--max-step-tokens=128").
     extra: tuple[tuple[str, str], ...] = ()
 
@@ -105,6 +107,11 @@ class Cell:
         return self.routers[0].address
 
     @property
+    def http_address(self) -> str:
+        """host:port of the first router's HTTP door; empty without one."""
+        return str(self.routers[0].ready.get("http_address", ""))
+
+    @property
     def processes(self) -> tuple[Child, ...]:
         """Every process, the ones that clients meet first."""
         return (*self.routers, *self.prefill, *self.decode, *((self.store,) if self.store else ()))
@@ -133,11 +140,11 @@ def check_adapters(adapters: Sequence[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def check_listen(listen: str) -> None:
-    """Raises BadOption for what is no host:port, CellFailed when something listens there already."""
+def check_listen(listen: str, option: str = "--listen") -> None:
+    """Raises BadOption for what is no host:port, CellFailed when something listens there already. `option` gave it."""
     host, _, port = listen.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65_535:
-        raise BadOption(f"--listen {listen}: it must be host:port with a port from 0 (any free one) to 65535")
+        raise BadOption(f"{option} {listen}: it must be host:port with a port from 0 (any free one) to 65535")
     if int(port) == 0:
         return
     host = host.strip("[]")
@@ -146,10 +153,10 @@ def check_listen(listen: str) -> None:
         try:
             probe.bind((host, int(port)))
         except socket.gaierror as error:
-            raise BadOption(f"--listen {listen}: the host is not known ({error.strerror})") from None
+            raise BadOption(f"{option} {listen}: the host is not known ({error.strerror})") from None
         except OSError as error:
             raise CellFailed(
-                f"cannot listen on {listen}: {error.strerror}. Stop what listens there, or choose another address with --listen; "
+                f"cannot listen on {listen}: {error.strerror}. Stop what listens there, or choose another address with {option}; "
                 "port 0 takes a free one"
             ) from None
 
@@ -163,6 +170,8 @@ def running_cell(
     Raises BadOption, or CellFailed with the reason when a process does not start.
     """
     check_listen(options.listen)
+    if options.http:
+        check_listen(options.http, "--http")
     with supervisor or Supervisor(folder) as owner:
         yield _start(owner, options, view or Unseen())
 
@@ -221,6 +230,7 @@ def _member_argv(role: str, number: int, options: CellOptions, cores: str) -> li
 def _router_argv(number: int, options: CellOptions, redis_url: str, members: dict[str, tuple[Child, ...]]) -> list[str]:
     flags = {
         "listen": options.listen if number == 0 else "127.0.0.1:0",
+        "http-listen": (options.http if number == 0 else "127.0.0.1:0") if options.http else "",
         "name": f"router-{number}",
         "model": options.model,
         "redis-url": redis_url,

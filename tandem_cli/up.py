@@ -13,6 +13,7 @@ from models import DEFAULT_MODEL
 from tandem_cli.cell import BadOption, Cell, CellOptions, check_adapters, parse_setting
 from tandem_cli.client import DEFAULT_ADDRESS
 from tandem_cli.exits import Exit, Failure
+from tandem_cli.http_option import Http, NoHttp, door_sentence, http_listen
 from tandem_cli.local_cell import Teller, describe, teller, with_local_cell
 
 #: How often the processes are looked at.
@@ -63,6 +64,8 @@ def up(
     decode: Annotated[int, typer.Option(min=1, max=64, help="Decode members.")] = 1,
     routers: Annotated[int, typer.Option(min=1, max=16, help="Routers; the first takes --listen, others a free port.")] = 1,
     listen: Annotated[str, typer.Option(help="host:port of the first router; port 0 takes a free one.")] = DEFAULT_ADDRESS,
+    http: Http = None,
+    no_http: NoHttp = False,
     metrics_port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port of the first router's metrics; 0 takes a free one.")
     ] = 0,
@@ -92,26 +95,29 @@ def up(
     try:
         extra = tuple(parse_setting(text) for text in settings or ())
         adapters = check_adapters(adapter or ())
+        door = http_listen(http, no_http)
     except BadOption as error:
         raise Failure(Exit.BAD_INPUT, str(error)) from None
     options = CellOptions(
         model, dtype, weight_quantisation, adapters, prefill, decode, routers, listen, metrics_port, redis_url, threads,
-        lend_cores, kv_tokens, context_tokens, transport, otlp_endpoint, log_level, extra,
+        lend_cores, kv_tokens, context_tokens, transport, otlp_endpoint, log_level, door, extra,
     )  # fmt: skip
     tell = teller(as_json)
-    with_local_cell(options, tell, partial(_watch, tell), logs)
+    with_local_cell(options, tell, partial(_watch, tell, door), logs)
 
 
-def _watch(tell: Teller, cell: Cell, folder: Path) -> NoReturn:
+def _watch(tell: Teller, door: str, cell: Cell, folder: Path) -> NoReturn:
     """Until a signal comes or a process ends by itself."""
-    _announce(cell, folder, tell)
+    _announce(cell, folder, tell, door)
     while True:
         cell.supervisor.check()
         time.sleep(WATCH_S)
 
 
-def _announce(cell: Cell, folder: Path, tell: Teller) -> None:
-    tell.event("ready", address=cell.address, logs=str(folder), processes=[describe(child) for child in cell.processes])
+def _announce(cell: Cell, folder: Path, tell: Teller, door: str) -> None:
+    http = {"http_address": cell.http_address} if door else {}
+    processes = [describe(child) for child in cell.processes]
+    tell.event("ready", address=cell.address, **http, logs=str(folder), processes=processes)
     table = Table(box=None, padding=(0, 2, 0, 2))
     for column in ("process", "pid", "address", "metrics"):
         table.add_column(column, overflow="fold")
@@ -121,6 +127,8 @@ def _announce(cell: Cell, folder: Path, tell: Teller) -> None:
         table.add_row(child.name, str(child.process.pid), child.address, metrics)
     where = "" if cell.address == DEFAULT_ADDRESS else f"--address {cell.address} "
     tell.say(f"ready: gRPC at {cell.address}, reflection on", "green")
+    if door:
+        tell.say(door_sentence(cell.http_address, door), "green")
     tell.console.print(table)
     tell.say(f"logs: {folder}")
     tell.say(f'try:  tandem generate {where}"Say hello."      Ctrl-C stops everything')

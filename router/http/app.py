@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from starlette.routing import BaseRoute, Match, Router
 from starlette.types import ASGIApp, Scope
 
-from router.http import probes
+from router.http import generating, model_list, probes
 from router.http.guard import NO_ROUTE, Ended, Guard
 from router.http.host import Host, Part
 
 #: What every router offers, asked in this order.
-PARTS: tuple[Part, ...] = (probes.routes,)
+PARTS: tuple[Part, ...] = (probes.routes, model_list.routes, generating.routes)
 
 
 def build_app(host: Host, ended: Ended, parts: Sequence[Part] = PARTS) -> ASGIApp:

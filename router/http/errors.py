@@ -6,7 +6,6 @@ of them: 422 for an id that was used with another body, 410 for events that are 
 
 import json
 import math
-from dataclasses import dataclass
 
 from grpc import StatusCode
 
@@ -57,18 +56,21 @@ _TYPES = {
 _RETRIED = frozenset({429, 503})
 
 
-@dataclass(frozen=True, slots=True)
 class HttpError(Exception):
     """An answer that is not 2xx. `param`: the field that is wrong; `code`: the reason, for programs.
 
     retry_after_s: seconds after which another try may do better.
     """
 
-    status: int
-    message: str
-    code: str
-    param: str | None = None
-    retry_after_s: float | None = None
+    def __init__(
+        self, status: int, message: str, code: str, param: str | None = None, *, retry_after_s: float | None = None
+    ) -> None:
+        super().__init__(f"{status} {code}: {message}")
+        self.status = status
+        self.message = message
+        self.code = code
+        self.param = param
+        self.retry_after_s = retry_after_s
 
     @property
     def body(self) -> dict[str, object]:
@@ -91,6 +93,8 @@ class HttpError(Exception):
             found["retry-after"] = str(max(1, math.ceil(1.0 if self.retry_after_s is None else self.retry_after_s)))
         else:
             found["x-should-retry"] = "false"
+        if self.status == 408:
+            found["connection"] = "close"
         if self.status == 401:
             found["www-authenticate"] = "Bearer"
         return found
@@ -105,4 +109,4 @@ def from_status(error: StatusError) -> HttpError:
     status = _REASON_STATUSES.get(error.reason) or _STATUSES.get(error.code, 500)
     violations = error.details.violations
     param = violations[0].field or None if violations else None
-    return HttpError(status, error.message, error.reason, param, error.details.retry_after_s)
+    return HttpError(status, error.message, error.reason, param, retry_after_s=error.details.retry_after_s)

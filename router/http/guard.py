@@ -1,10 +1,12 @@
 """What stands around every HTTP route: nothing but an error object leaves it, and its end is counted."""
 
-import asyncio
 import logging
+import re
+import secrets
 import time
 from collections.abc import Callable
 
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -17,7 +19,15 @@ Ended = Callable[[str, int, float], None]
 #: The route of a call that none answers.
 NO_ROUTE = "none"
 
+#: Header that names a request; in every answer.
+REQUEST_ID = "x-request-id"
+
+_ID = re.compile(r"[ -~]{1,128}")
 _LOG = logging.getLogger("router.http")
+
+
+class ClientGone(Exception):
+    """The client went away before its answer was whole: there is nobody to tell anything."""
 
 
 class Guard:
@@ -31,23 +41,32 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        started_at, status = time.monotonic(), CLIENT_CLOSED
+        started_at, status = time.monotonic(), 0
         scope["app"] = self  # Starlette's router then raises what it does not find, instead of answering in plain text
+        given = Headers(scope=scope).get(REQUEST_ID, "")
+        request_id = given or f"http-{secrets.token_hex(12)}"
+        scope["state"][REQUEST_ID] = request_id
 
         async def sending(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                if _ID.fullmatch(request_id):
+                    message["headers"] = [*message["headers"], (REQUEST_ID.encode(), request_id.encode())]
             await send(message)
 
         try:
             error = await self._answered(scope, receive, sending)
+            if error is not None and status:
+                raise ConnectionAbortedError(
+                    "the answer broke off"
+                )  # its headers are out: only the end of the connection tells it
             if error is not None:
-                if status != CLIENT_CLOSED:
-                    raise ConnectionAbortedError("the answer broke off")  # its headers are out: closing says it
                 await send_error(sending, error)
+        except ClientGone:
+            status = CLIENT_CLOSED
         finally:
-            self._ended(self._route_of(scope), status, time.monotonic() - started_at)
+            self._ended(self._route_of(scope), status or CLIENT_CLOSED, time.monotonic() - started_at)
 
     async def _answered(self, scope: Scope, receive: Receive, send: Send) -> HttpError | None:
         """Runs the application; the error that it ended with."""
@@ -59,7 +78,7 @@ class Guard:
             return from_status(error)
         except HTTPException as error:
             return HttpError(error.status_code, error.detail, "NOT_FOUND" if error.status_code == 404 else "BAD_REQUEST")
-        except asyncio.CancelledError:
+        except ClientGone:
             raise
         except Exception:  # noqa: BLE001  (top of an RPC)
             _LOG.exception("%s %s failed", scope["method"], self._route_of(scope))

@@ -9,6 +9,7 @@ from starlette.routing import BaseRoute
 
 from router.config import RouterSettings
 from router.servicer import InferenceServicer
+from rpc import clocks
 from rpc.application import Frame
 
 
@@ -48,6 +49,8 @@ class Host:
     settings: RouterSettings
     serving: Callable[[], InferenceServicer]
     answers: OpenAnswers = field(default_factory=OpenAnswers)
+    #: In seconds since the epoch.
+    started_at: int = field(default_factory=lambda: round(clocks.wall()))
 
 
 #: A part of the door: makes the routes that it answers.

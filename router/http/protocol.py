@@ -36,27 +36,29 @@ class BoundedProtocol(HttpToolsProtocol):
         super().__init__(**uvicorns)
         self._bounds = bounds
         self._own_app: ASGIApp = self.app
-        self._head_timer: asyncio.TimerHandle | None = None
+        #: Cuts the connection when a head, or a body that nobody waits for any more, does not come to its end.
+        self._timer: asyncio.TimerHandle | None = None
         self._head_bytes = 0
+        self._in_body = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
         super().connection_made(transport)
         if len(self.connections) > 2 * self._bounds.connections:
             transport.abort()
             return
-        self._expect_head()
+        self._expect()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._head_has_come()
+        self._has_come()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._idle and self._head_timer is None:
-            self._expect_head()
-        if self._head_timer is not None:
+        if self._idle and self._timer is None:
+            self._expect()
+        if self._idle and not self._in_body:
             self._head_bytes += len(data)
         super().data_received(data)
-        if self._head_timer is not None and self._head_bytes > HEAD_BYTES:
+        if self._idle and self._head_bytes > HEAD_BYTES:
             self.transport.abort()
 
     def on_message_begin(self) -> None:
@@ -67,7 +69,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if not self._idle:
             return
-        self._head_has_come()
+        self._has_come()
+        self._in_body = True
         size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
         if size > HEAD_BYTES:
             self.app = _refusing(
@@ -80,19 +83,25 @@ class BoundedProtocol(HttpToolsProtocol):
             self.app = self._own_app
         super().on_headers_complete()
 
+    def on_message_complete(self) -> None:
+        if self._idle:
+            self._has_come()
+        self._in_body = False
+        super().on_message_complete()
+
     @property
     def _idle(self) -> bool:
         """Whether no request is being answered."""
         return self.cycle is None or self.cycle.response_complete
 
-    def _expect_head(self) -> None:
-        self._head_bytes = 0
-        self._head_timer = self.loop.call_later(self._bounds.read_s, self.transport.abort)
+    def _expect(self) -> None:
+        self._timer = self.loop.call_later(self._bounds.read_s, self.transport.abort)
 
-    def _head_has_come(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
+    def _has_come(self) -> None:
+        self._head_bytes = 0
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
 def _refusing(error: HttpError) -> ASGIApp:
