@@ -242,7 +242,8 @@ def _router_argv(number: int, options: CellOptions, redis_url: str, members: dic
         "log-level": options.log_level,
         "otlp-endpoint": options.otlp_endpoint,
     }
-    return ["router", *_as_argv(flags), "--reflection", *options.flags_for("router")]
+    page = ["--ui"] * bool(options.http)
+    return ["router", *_as_argv(flags), "--reflection", *page, *options.flags_for("router")]
 
 
 def _as_argv(flags: dict[str, object]) -> list[str]:

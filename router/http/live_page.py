@@ -17,6 +17,7 @@ from starlette.routing import BaseRoute, Route
 from router.cell_picture import MAX_LISTED
 from router.cell_servicer import DEFAULT_PERIOD_S, DEFAULT_REQUESTS, CellServicer, Wish
 from router.http.cell_events import CellEvents
+from router.http.context import HttpContext, metadata_of
 from router.http.errors import HttpError
 from router.http.host import Host, Part
 from router.recent_ends import MAX_ENDED
@@ -44,21 +45,6 @@ _HEADERS = {
 }
 #: What browsers say of calls that a page of this very origin makes, or its user; others have no business here.
 _OWN_SITES = ("same-origin", "none")
-
-
-class PageCall:
-    """A call of the page as the servicers see it: their context."""
-
-    def __init__(self, request: Request) -> None:
-        self._metadata = tuple((key.lower(), value) for key, value in request.headers.items())
-
-    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
-        """The call's headers."""
-        return self._metadata
-
-    def time_remaining(self) -> float | None:
-        """A page sets no limit."""
-        return None
 
 
 def part(cell: Callable[[], CellServicer]) -> Part:
@@ -101,25 +87,34 @@ def _data(host: Host, cell: Callable[[], CellServicer]) -> list[BaseRoute]:
     async def views(request: Request) -> Response:
         _check_site(request)
         servicer = cell()
-        tenant = servicer.sight(PageCall(request))
+        tenant = servicer.sight(_call(request))
         return CellEvents(servicer.watch_as, _wish(request), tenant)
 
     async def record(request: Request) -> Response:
         _check_site(request)
         asked = pb.GetRequest(request_id=request.path_params["request_id"])
-        answer = await host.serving().get(asked.SerializeToString(), PageCall(request))
+        answer = await host.serving().get(asked.SerializeToString(), _call(request))
         return _json(answer.record)
 
     async def cancel(request: Request) -> Response:
         _check_site(request)
         asked = pb.CancelRequest(request_id=request.path_params["request_id"], reason="cancelled on the live page")
-        return _json(await host.serving().cancel(asked.SerializeToString(), PageCall(request)))
+        return _json(await host.serving().cancel(asked.SerializeToString(), _call(request)))
 
     return [
         Route("/ui/api/cell", views),
         Route("/ui/api/requests/{request_id:path}/cancel", cancel, methods=["POST"]),
         Route("/ui/api/requests/{request_id:path}", record),
     ]
+
+
+def _call(request: Request) -> HttpContext:
+    """A call of the page as the servicers see it. What it asks of them answers with one message."""
+    return HttpContext(metadata_of(request.headers), None, _write_nothing)
+
+
+async def _write_nothing(event: bytes) -> None:
+    pass
 
 
 def _check_site(request: Request) -> None:
