@@ -26,7 +26,7 @@ _MEMBER_STYLES = {
     cell.MEMBER_STATE_STALE: "yellow",
 }
 _BAR_CELLS = 30
-#: Lines that are there whatever runs: heads, titles, the line of the queue, the key.
+#: Lines that are there whatever runs: heads, titles, the line of the queue, the key, those between.
 _FIXED_LINES = 12
 _LEAST_ROWS = 3
 
@@ -42,10 +42,10 @@ def whole(view: cell.CellView, rows: int | None = None, note: str = "") -> Rende
     left = None if rows is None else max(_LEAST_ROWS, rows - _FIXED_LINES - members - len(view.budgets))
     live = list(view.requests)[:left]
     ended = list(view.ended)[: None if left is None else max(0, left - len(live))]
-    parts: list[RenderableType] = [head(view, note), pools(view), key(), queue(view), budgets(view)]
-    parts.append(requests(live, view.running_requests))
+    parts: list[RenderableType] = [head(view, note), pools(view), key(), "", queue(view), budgets(view)]
+    parts += ["", requests(live, view.running_requests)]
     if ended:
-        parts.append(endings(ended, view.ended_requests))
+        parts += ["", endings(ended, view.ended_requests)]
     return Group(*parts)
 
 
