@@ -1,6 +1,6 @@
 """tandem.v1.CellService: the cell as it looks now, told to watchers at the pace that they ask for."""
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -25,8 +25,8 @@ DEFAULT_PERIOD_S = 1.0
 DEFAULT_REQUESTS = 100
 DEFAULT_ENDED = 20
 
-#: Whose requests a caller may see, by the call's context: a tenant's, or None for all. Raises StatusError where it may see none.
-Sight = Callable[[Any], str | None]
+#: Whose requests the caller of a context may see: a tenant's, or None for all. Raises StatusError for one that is not known.
+Sight = Callable[[Any], Awaitable[str | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class CellServicer:
 
     async def watch(self, raw: bytes, context: Any) -> None:
         """Views until the caller leaves. Raises StatusError for bad bounds, too many watchers, and at the router's end."""
-        tenant = self.sight(context)
+        tenant = await self.sight(context)
         async with aclosing(self.watch_as(_wish(parse(pb.WatchRequest, raw)), tenant)) as views:
             async for view in views:
                 await context.write(pb.WatchResponse(view=view))

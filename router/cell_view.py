@@ -179,12 +179,18 @@ class CellView:
         return replace(self, requests=self.requests[:max_requests], ended=self.ended[:max_ended])
 
     def of_tenant(self, tenant: str) -> "CellView":
-        """The same with nothing listed or counted that belongs to others: their requests, and their budgets."""
+        """The same without what is not the tenant's: requests and budgets of others, and where processes are."""
         requests = tuple(one for one in self.requests if one.tenant == tenant)
         ended = tuple(one for one in self.ended if one.tenant == tenant)
         budgets = tuple(one for one in self.budgets if one.budget.scope.value != "tenant" or one.budget.name == tenant)
+        pools = tuple(
+            PoolView(pool.role, tuple(replace(one, address="", incarnation="", reason="") for one in pool.members))
+            for pool in self.pools
+        )
         return replace(
             self,
+            routers=tuple(replace(one, address="") for one in self.routers),
+            pools=pools,
             requests=requests,
             running_requests=len(requests),
             ended=ended,

@@ -5,11 +5,14 @@ import random
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import grpc
 
 import models
 from router import cell_servicer
+from router.access import Access
 from router.admission import Admission
 from router.adoption import Adopter
 from router.cancelling import Canceller
@@ -34,12 +37,13 @@ from router.router_peers import RouterPeers
 from router.routes import Routes
 from router.servicer import SERVICE_NAME, Door, InferenceServicer, generic_handler
 from router.store import StoreUnavailable
+from router.tenant_limits import TenantLimits
 from router.upkeep import Upkeep
 from router.without_store import Outage
 from rpc import clocks
 from rpc.admin import Books
 from rpc.application import Frame
-from rpc.channels import internal_channel
+from rpc.gate import Gate
 from rpc.status import loading
 from telemetry.router_metrics import STORE_CALLS, RouterGauges, RouterMetrics
 from text import Tokenizer
@@ -68,10 +72,11 @@ def load_model(name: str, served_name: str) -> LoadedModel:
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """How a router reaches what is outside of it: opens the request store, and channels to other processes of the cell."""
+    """How a router reaches what is outside of it: opens the request store, and channels to other processes of the cell (None:
+    as its process does)."""
 
     open_store: Callable[[RedisSettings, str, Observe], RedisStore] = RedisStore
-    dial: Callable[[str], grpc.aio.Channel] = internal_channel
+    dial: Callable[[str], grpc.aio.Channel] | None = None
 
 
 class Router:
@@ -91,6 +96,9 @@ class Router:
         self._load = load or (lambda: load_model(settings.model, settings.served_model_name))
         self._outside = outside or Outside()
         self._metrics = RouterMetrics(frame.metrics)
+        self._access = Access(settings)
+        if self._access.required:
+            frame.gate.know_client = self._access.client
         self._thread = threading.get_ident()
         self._parts: _Parts | None = None
         self._http: HttpDoor | None = None
@@ -104,7 +112,7 @@ class Router:
         """Loads the tokenizer, finds members, takes the lease. Members and store may come later: they make nobody wait."""
         self._open_http()
         loaded = await asyncio.to_thread(self._load)
-        self._parts = parts = _Parts(self._frame, self._settings, loaded, self._metrics, self._outside)
+        self._parts = parts = _Parts(self._frame, self._settings, loaded, self._metrics, self._outside, self._access.limits())
         loop = asyncio.get_running_loop()
         self._metrics.gauges_from(lambda: self._gauges(parts, loop))
         await parts.upkeep.start()
@@ -176,14 +184,21 @@ class _Parts:
     """Everything of a router that has started."""
 
     def __init__(
-        self, frame: Frame, settings: RouterSettings, loaded: LoadedModel, metrics: RouterMetrics, outside: Outside
+        self,
+        frame: Frame,
+        settings: RouterSettings,
+        loaded: LoadedModel,
+        metrics: RouterMetrics,
+        outside: Outside,
+        tenants: TenantLimits,
     ) -> None:
         # The end of an incarnation is its random part: what stands before is the same at each start on one machine.
         name = f"{frame.name}@{frame.incarnation[-12:]}"
         self._settings = settings
+        dial = outside.dial or frame.dial
         self.store = outside.open_store(settings.redis_settings(), name, _observer(metrics))
         self.encoder = PromptEncoder(loaded.tokenizer, threads=settings.tokenise_threads, waiting=settings.tokenise_waiting)
-        self.members = Members(settings.members_settings(name), loaded.model, self._look, frame.crashed, outside.dial)
+        self.members = Members(settings.members_settings(name), loaded.model, self._look, frame.crashed, dial)
         self.admission = Admission(self.members, settings.admission_settings(), random.Random(random.getrandbits(64)))
         self.unwritten = UnwrittenEnds(self.store)
         unanswered = UnansweredCreates(self.store)
@@ -198,10 +213,11 @@ class _Parts:
             metrics=metrics,
             tracing=frame.tracing,
             outage=Outage(settings.redis_outage),
+            tenants=tenants,
         )
         self.routes = Routes(cell, KeptStreams(settings.keep_limits()))
         self.adopter = Adopter(self.routes, self.members, loaded.model, settings.adoption_limits())
-        self.peers = RouterPeers(name, outside.dial)
+        self.peers = RouterPeers(name, dial)
         self.upkeep = Upkeep(self.store, frame.address, self.routes, self.unwritten, self.adopter, frame.crashed)
         follower = Follower(self.routes, self.peers, self.adopter, settings.attach_wait_s)
         canceller = Canceller(self.routes, settings.cancel_wait_s)
@@ -216,13 +232,13 @@ class _Parts:
                 choices=ChoiceCanceller(self.routes, self.peers, canceller.cancel),
                 follower=follower,
                 tracing=frame.tracing,
+                gate=frame.gate,
                 grammars=GrammarCheck(self.members, loaded.model.snapshot),
             )
         )
 
         self.cell_watch = CellWatch(Watched(name, frame.address, settings, loaded.model, self.members, self.routes))
-        # Nobody is told apart: who reaches a router may see all of its requests.
-        self.cell_servicer = CellServicer(self.cell_watch, lambda _: None)
+        self.cell_servicer = CellServicer(self.cell_watch, partial(_sight, frame.gate))
 
     async def close(self) -> None:
         """Requests first, then what they used. Those who watch would keep the server from its end."""
@@ -289,6 +305,12 @@ class _Parts:
     def _look(self) -> None:
         """A member changed. (Members start before the first request, the admission is there by then.)"""
         self.admission.look()
+
+
+async def _sight(gate: Gate, context: Any) -> str | None:
+    """Whose requests a caller may see: a tenant its own, operators and processes of the cell everybody's."""
+    caller = await gate.client(context)
+    return None if caller.operator else caller.tenant
 
 
 def _observer(metrics: RouterMetrics) -> Callable[[str, float, bool], None]:

@@ -87,7 +87,7 @@ def _data(host: Host, cell: Callable[[], CellServicer]) -> list[BaseRoute]:
     async def views(request: Request) -> Response:
         _check_site(request)
         servicer = cell()
-        tenant = servicer.sight(_call(request))
+        tenant = await servicer.sight(_call(request))
         return CellEvents(servicer.watch_as, _wish(request), tenant)
 
     async def record(request: Request) -> Response:

@@ -12,10 +12,11 @@ from rpc.serving import Process
 from tandem.pools.v1 import member_pb2
 from tandem.v1 import inference_pb2 as pb
 from tests.browser import Page, browser_page
+from tests.contract.test_router_access import ANN, BOB, OPERATOR, as_client, secured
 from tests.redis_server import cell, redis_url
 from tests.router_world import MODEL, ByteTokenizer, World, request, router_world, until
 
-__all__ = ["cell", "redis_url"]
+__all__ = ["cell", "redis_url", "secured"]
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -190,6 +191,40 @@ async def test_the_playground_streams_and_stops(redis_url: str, cell: str) -> No
         assert (await world.client.get(request_id)).finish_reason == pb.FINISH_REASON_CANCELLED
         world.decode.script.output.release()
         _nothing_amiss(page, base_of(world))
+
+
+async def test_a_tenant_sees_its_own_requests_with_its_token(redis_url: str, cell: str, secured: dict[str, object]) -> None:
+    async with (
+        router_world(redis_url, cell, **secured, **UI) as world,
+        httpx.AsyncClient(base_url=base_of(world)) as http,
+        browser_page() as page,
+    ):
+        assert (await http.get("/ui/")).status_code == 200
+        for path in ("/ui/api/cell", "/ui/api/requests/r"):
+            assert (await http.get(path)).status_code == 401
+        world.decode.script.output.hold()
+        mine, others = as_client(world, ANN), as_client(world, BOB)
+        running = [mine.begin(request("of-ann")), others.begin(request("of-bob"))]
+        await mine.until_state("of-ann", "decoding", 30)
+        await others.until_state("of-bob", "decoding", 30)
+        await page.open(f"{base_of(world)}/ui/")
+        await page.shows("#link", "needs a token")
+        await page.shows("#notice", "a token is needed")
+        await page.click("#access")
+        await page.run(f"document.getElementById('token').value = '{ANN}'")
+        await page.click("#access-form .primary")
+        await page.shows("#live .link", "of-ann")
+        await page.shows("#requests-count", "1 running")
+        assert "of-bob" not in await page.text("body") and world.decode.address not in await page.text("body")
+        assert await page.run("sessionStorage.length + ' ' + localStorage.length") == "1 0"
+        operator = {"authorization": f"Bearer {OPERATOR}"}
+        async with http.stream("GET", "/ui/api/cell", headers=operator) as stream:
+            (line,) = [line async for line in _data(stream.aiter_lines(), 1)]
+        assert {one["request_id"] for one in json.loads(line.removeprefix("data: "))["requests"]} == {"of-ann", "of-bob"}
+        world.decode.script.output.release()
+        await asyncio.gather(*running)
+        for client in (mine, others):
+            await client.channel.close()
 
 
 async def test_a_refused_run_is_told(redis_url: str, cell: str) -> None:

@@ -192,9 +192,12 @@ def test_ends_are_kept_newest_first_and_bounded() -> None:
 def test_a_tenants_view_tells_nothing_of_others() -> None:
     requests = [known_request(record("mine", tenant="a")), known_request(record("other", tenant="b"))]
     limits = Limits(tenant_pages=20)
-    view = picture(known(requests=requests, running_requests=2, limits=limits)).of_tenant("a")
+    leases, members = {"router@1": Lease(4.0, "a:1")}, [member("decode-0", Role.DECODE)]
+    seen = known(requests=requests, running_requests=2, limits=limits, totals=StoreTotals({}, leases), members=members)
+    view = picture(seen).of_tenant("a")
     assert [one.request_id for one in view.requests] == ["mine"] and view.running_requests == 1
-    assert [one.budget.name for one in view.budgets] == ["a"]
+    assert [one.budget.name for one in view.budgets] == ["decode-0", "a"]
+    assert [one.address for one in view.routers] == [""] and view.pools[1].members[0].address == ""
     assert view.cut(0, 0).requests == () and view.cut(0, 0).running_requests == 1
 
 

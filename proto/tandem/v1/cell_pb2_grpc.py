@@ -27,7 +27,7 @@ if _version_not_supported:
 
 class CellServiceStub:
     """Shows a cell as one of its routers sees it. Members, leases and budgets are the same at each router; queue and requests are those of
-    the router that is asked.
+    the router that is asked. Where tenants have tokens, one sees its own requests and budgets alone, and no addresses; an operator sees all.
     """
 
     def __init__(self, channel):
@@ -45,7 +45,7 @@ class CellServiceStub:
 
 class CellServiceServicer:
     """Shows a cell as one of its routers sees it. Members, leases and budgets are the same at each router; queue and requests are those of
-    the router that is asked.
+    the router that is asked. Where tenants have tokens, one sees its own requests and budgets alone, and no addresses; an operator sees all.
     """
 
     def Watch(self, request, context):
@@ -73,7 +73,7 @@ def add_CellServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class CellService:
     """Shows a cell as one of its routers sees it. Members, leases and budgets are the same at each router; queue and requests are those of
-    the router that is asked.
+    the router that is asked. Where tenants have tokens, one sees its own requests and budgets alone, and no addresses; an operator sees all.
     """
 
     @staticmethod

@@ -26,7 +26,7 @@ for (const state of PAGES) {
 }
 
 function sparkline(member) {
-  const key = `${member.address} ${member.incarnation}`;
+  const key = `${member.name} ${member.address} ${member.incarnation}`;
   const history = histories.get(key) ?? [];
   history.push(member.tokens_per_s || 0);
   if (history.length > LOOKS) history.shift();
@@ -80,6 +80,7 @@ function update(child, member) {
   child.classList.toggle("gone", state === "lost" || state === "unreached");
   const news = member.news_age_s > 2 ? `, heard of ${duration(member.news_age_s)} ago` : "";
   say(part(child, "where"), member.name ? member.address + news : "never reached");
+  part(child, "where").hidden = !part(child, "where").textContent;
   say(part(child, "reason"), member.reason);
   part(child, "reason").hidden = !member.reason;
   say(part(child, "runs"), `${count(member.running_sequences)}/${count(member.max_sequences)}`);
@@ -129,7 +130,7 @@ export function showPools(view) {
       ),
     (child, pool) => {
       say(part(child, "count"), ` ${plural(pool.members.length, "member")}`);
-      keyed(part(child, "members"), pool.members, (member) => member.address, card, update);
+      keyed(part(child, "members"), pool.members, (member) => `${member.name} ${member.address}`, card, update);
     },
   );
 }
