@@ -1,10 +1,13 @@
 """Cores that members of one machine lend one another, for a step at a time.
 
 A prefill and a decode member beside one another have a core each, and half the time one of them has nothing to do. A member says
-that it has work by a lock on a file of its own; whoever begins a step sees who has none and uses that core too, until the step is
-over or the owner has work again: it counts in that file how often it had, which the step looks at between its operations. A
-step's result does not depend on its threads, so nobody notices but the clock. The system drops the locks of a process that dies;
-nobody ever waits for one, so a process that stands still holds nobody up.
+that it has work by a lock on a file of its own; whoever computes a step sees who has none and uses that core too, until the step
+is over or the owner has work again: it counts in that file when it begins and ends to have work, which the step looks at between
+its operations, and between its layers for who has none by then. A step's result does not depend on its threads, so nobody notices
+but the clock. The system drops the locks of a process that dies; nobody ever waits for one, so a process that stands still holds
+nobody up.
+
+There too a member says how many prompts wait behind its step, for one beside it that can give way: see decode_svc/pace.py.
 """
 
 import contextlib
@@ -24,7 +27,13 @@ LOOK_EVERY_S = 1.0
 MEMBERS_MAX = 64
 
 
-_COUNT_BYTES = ctypes.sizeof(ctypes.c_uint32)
+class _Words(ctypes.Structure):
+    """What one member tells the others beside its locks.
+
+    turns: how often it began or ended to have work, modulo 2^32: even while it has none. waiting: prompts behind its step.
+    """
+
+    _fields_ = (("turns", ctypes.c_uint32), ("waiting", ctypes.c_uint32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +48,44 @@ class Recall:
         return ctypes.c_uint32.from_address(self.address).value != self.seen
 
 
+class Later(Protocol):
+    """What a step that uses its own threads alone may find while it runs. `most`: threads. `watched`: addresses of uint32; while
+    one of them is even it is worth asking."""
+
+    @property
+    def most(self) -> int: ...
+
+    @property
+    def watched(self) -> tuple[int, ...]: ...
+
+    @property
+    def loans(self) -> "list[Loan]":
+        """What was taken so far."""
+        ...
+
+    def take(self) -> "Loan":
+        """Use what is there now. What was taken before was recalled and is not used any more."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Loan:
-    """What a step may use beside its own: so many threads, until one of the owners recalls its."""
+    """What a step may use beside its own: so many threads, until one of the owners recalls its; and then what it finds later."""
 
     threads: int = 0
     recalls: tuple[Recall, ...] = ()
+    later: Later | None = None
+
+    @property
+    def lent(self) -> bool:
+        """Whether it used anything."""
+        return self.threads > 0 or (self.later is not None and any(loan.lent for loan in self.later.loans))
 
     @property
     def recalled(self) -> bool:
         """Whether an owner wants its cores back by now."""
-        return any(recall.wanted for recall in self.recalls)
+        found = self.later.loans if self.later is not None else ()
+        return any(recall.wanted for recall in self.recalls) or any(loan.recalled for loan in found)
 
 
 #: Nothing is lent.
@@ -63,8 +99,20 @@ class Cores(Protocol):
         """While a step runs: what it may use beside its own threads. From then on this member has work, until `rest`."""
         ...
 
+    def working(self) -> None:
+        """A step begins that can use nothing else: from then on this member has work, until `rest`."""
+        ...
+
     def rest(self) -> None:
         """This member has nothing to compute for now."""
+        ...
+
+    def tell_waiting(self, prompts: int) -> None:
+        """So many prompts wait behind this member's step, who would gain from more threads."""
+        ...
+
+    def waiting_beside(self) -> int:
+        """How many wait so at another member that has work; the most of one."""
         ...
 
 
@@ -74,24 +122,35 @@ class OwnCores:
     def borrowed(self) -> contextlib.AbstractContextManager[Loan]:
         return contextlib.nullcontext(NO_LOAN)
 
+    def working(self) -> None:
+        pass
+
     def rest(self) -> None:
         pass
+
+    def tell_waiting(self, prompts: int) -> None:
+        pass
+
+    def waiting_beside(self) -> int:
+        return 0
 
 
 @dataclass(frozen=True, slots=True)
 class _Member:
-    """Open files of one member: `busy` is locked while it has work, `lent` while another one uses its threads.
-
-    begun: how often it had work after it had none, modulo 2^32; memory of the file `busy`, which only its owner writes.
-    """
+    """Open files of one member: `busy` is locked while it has work, `lent` while another one uses its threads. `words`: memory of
+    the file `busy`, which only its owner writes."""
 
     busy: int
     lent: int
     threads: int
-    begun: ctypes.c_uint32
+    words: _Words
 
     def recall(self) -> Recall:
-        return Recall(ctypes.addressof(self.begun), self.begun.value)
+        return Recall(self.turns_at, self.words.turns)
+
+    @property
+    def turns_at(self) -> int:
+        return ctypes.addressof(self.words) + _Words.turns.offset
 
     def close(self) -> None:
         os.close(self.busy)
@@ -117,20 +176,36 @@ class CoreShare:
     @contextlib.contextmanager
     def borrowed(self) -> Iterator[Loan]:
         """See Cores."""
-        self._begin()
+        self.working()
         self._look()
-        taken = self._take()
-        try:
-            yield Loan(sum(member.threads for member, _ in taken), tuple(recall for _, recall in taken))
-        finally:
-            for member, _ in taken:
-                _unlock(member.lent)
+        with contextlib.closing(_Found(self)) as found:
+            now = found.take()
+            yield Loan(now.threads, now.recalls, found)
+
+    def working(self) -> None:
+        """See Cores."""
+        if self._busy:
+            return
+        # In this order, and the other way round in `take`: who sees the lock free sees the count change.
+        self._busy = _lock(self._own.busy, fcntl.LOCK_EX)
+        self._own.words.turns += 1
 
     def rest(self) -> None:
         """See Cores."""
         if self._busy:
             _unlock(self._own.busy)
+            self._own.words.turns += 1
             self._busy = False
+
+    def tell_waiting(self, prompts: int) -> None:
+        """See Cores."""
+        self._own.words.waiting = prompts
+
+    def waiting_beside(self) -> int:
+        """See Cores. One that died told no end of it, but has no work."""
+        self._look()
+        told = [member for member in self._others.values() if member.words.waiting]
+        return max((member.words.waiting for member in told if not _rests(member)), default=0)
 
     def close(self) -> None:
         """Gives everything back."""
@@ -138,19 +213,22 @@ class CoreShare:
             member.close()
         self._others.clear()
 
-    def _begin(self) -> None:
-        if self._busy:
-            return
-        # In this order, and the other way round in `_take`: who sees the lock free sees the count change.
-        self._busy = _lock(self._own.busy, fcntl.LOCK_EX)
-        self._own.begun.value += 1
+    @property
+    def most(self) -> int:
+        """Threads that all others together may lend."""
+        return max(0, min(self._cores - self._own.threads, sum(member.threads for member in self._others.values())))
 
-    def _take(self) -> list[tuple[_Member, Recall]]:
+    @property
+    def watched(self) -> tuple[int, ...]:
+        """Where the others count their turns."""
+        return tuple(member.turns_at for member in self._others.values())
+
+    def take(self) -> list[tuple[_Member, Recall]]:
+        """The members whose threads this one may use from now on, until their `lent` is unlocked."""
         room, idle = self._cores - self._own.threads, []
         for member in self._others.values():
             recall = member.recall()
-            if _lock(member.busy, fcntl.LOCK_SH):
-                _unlock(member.busy)
+            if _rests(member):
                 idle.append((member, recall))
             else:
                 room -= member.threads
@@ -174,11 +252,42 @@ class CoreShare:
                 self._others[path.stem] = _open(self._folder, path.stem, int(path.read_text()), new=False)
 
 
+class _Found:
+    """What one step has borrowed. Implements Later."""
+
+    def __init__(self, share: CoreShare) -> None:
+        self._share = share
+        self._taken: list[_Member] = []
+        self.loans: list[Loan] = []
+        self.most, self.watched = share.most, share.watched
+
+    def take(self) -> Loan:
+        self.close()
+        taken = self._share.take()
+        self._taken = [member for member, _ in taken]
+        self.loans.append(Loan(sum(member.threads for member in self._taken), tuple(recall for _, recall in taken)))
+        return self.loans[-1]
+
+    def close(self) -> None:
+        """Give it back."""
+        for member in self._taken:
+            _unlock(member.lent)
+        self._taken.clear()
+
+
+def _rests(member: _Member) -> bool:
+    """Whether it has no work, or is gone."""
+    free = _lock(member.busy, fcntl.LOCK_SH)
+    if free:
+        _unlock(member.busy)
+    return free
+
+
 def _open(folder: Path, name: str, threads: int, *, new: bool = True) -> _Member:
     flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if new else 0)
     busy = os.open(folder / f"{name}.busy", flags, 0o600)
     try:
-        begun = _count(folder / f"{name}.busy", new=new)
+        words = _words(folder / f"{name}.busy", new=new)
         lent = os.open(folder / f"{name}.lent", flags, 0o600)
     except (OSError, ValueError):
         os.close(busy)
@@ -188,18 +297,23 @@ def _open(folder: Path, name: str, threads: int, *, new: bool = True) -> _Member
         partial = folder / f"{name}.new"
         partial.write_text(str(threads))
         partial.replace(folder / f"{name}.threads")
-    return _Member(busy, lent, threads, begun)
+    return _Member(busy, lent, threads, words)
 
 
-def _count(path: Path, *, new: bool) -> ctypes.c_uint32:
-    """The number in a file, as memory. Of an opening of its own: a mapping holds what it was made from, and a lock with that."""
+def _words(path: Path, *, new: bool) -> _Words:
+    """What a file holds, as memory. Of an opening of its own: a mapping holds what it was made from, and a lock with that."""
     file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         if new:
-            os.ftruncate(file, _COUNT_BYTES)
-        return ctypes.c_uint32.from_buffer(mmap.mmap(file, _COUNT_BYTES))
+            os.ftruncate(file, ctypes.sizeof(_Words))
+        words = _Words.from_buffer(mmap.mmap(file, ctypes.sizeof(_Words)))
     finally:
         os.close(file)
+    if new:
+        # What one of this name left: it has no work now, and its count only rises.
+        words.turns += words.turns % 2
+        words.waiting = 0
+    return words
 
 
 def _lock(file: int, how: int) -> bool:

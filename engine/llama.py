@@ -49,6 +49,11 @@ class Decoder:
         """See Backend."""
         return self._backends[0].chunks_read_as_rows
 
+    @property
+    def uses_loans(self) -> bool:
+        """Whole steps do; what is composed of operations computes with the backend's own threads."""
+        return self._whole_step is not None
+
     def part_seconds(self) -> Mapping[str, float]:
         """Where the time of whole steps went, by part; empty for a backend that does not count it."""
         return self._whole_step.part_seconds() if self._whole_step is not None else {}

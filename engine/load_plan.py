@@ -26,6 +26,11 @@ class StepDecoder(Protocol):
         """See engine.backend.Backend."""
         ...
 
+    @property
+    def uses_loans(self) -> bool:
+        """Whether it can use threads beside its own."""
+        ...
+
     def forward(self, steps: Sequence[Step], marks: LayerMarks | None = None, loan: Loan = NO_LOAN) -> torch.Tensor:
         """Write the KV of all rows, telling the marks; float32 logits [R, vocabulary] of the rows that want them.
 

@@ -136,6 +136,11 @@ class ModuleDecoder:
         self._keeper = keeper
         self._device = device
 
+    @property
+    def uses_loans(self) -> bool:
+        """Its modules compute with their own."""
+        return False
+
     def forward(self, steps: Sequence[Step], marks: LayerMarks | None = None, loan: Loan = NO_LOAN) -> torch.Tensor:
         """Write the KV of all T rows and return float32 logits [R, vocabulary] of step.logit_rows. steps: of the one KV group.
 

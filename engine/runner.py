@@ -1,5 +1,6 @@
 """The model as the rest of a member sees it: pages in, one step, logits out."""
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, Self
@@ -10,7 +11,7 @@ from engine.adapters import AdapterFolder, load_adapters
 from engine.backend import AUTO, Registry
 from engine.backend_check import BACKENDS, choose_backends
 from engine.batch import Batch, LayerMarks
-from engine.core_share import Cores, OwnCores
+from engine.core_share import NO_LOAN, Cores, Loan, OwnCores
 from engine.kernels import bound_kernels
 from engine.kv_groups import DTYPES, KvGroup, group_setup, kv_groups, layer_places, positions_text
 from engine.layout import GroupLayout, Layout
@@ -92,6 +93,14 @@ class Runner(Protocol):
 
     def rest(self) -> None:
         """There is nothing to compute for now."""
+        ...
+
+    def tell_waiting(self, prompts: int) -> None:
+        """So many prompts wait behind the next step, and would gain from the cores of members beside this one."""
+        ...
+
+    def waiting_beside(self) -> int:
+        """How many wait so at another member, which could use this one's cores."""
         ...
 
     def statistics(self) -> RunnerStatistics:
@@ -177,19 +186,32 @@ class ModelRunner:
         drafts_apart = batch.draft_tokens > 0 and not self.decoder.chunks_read_as_rows
         steps = build_steps(batch.singly() if drafts_apart else batch, self._limits)
         try:
-            with torch.inference_mode(), self._cores.borrowed() as loan:
+            with torch.inference_mode(), self._loan() as loan:
                 logits = self.decoder.forward(steps, marks if self._on_host else None, loan).to("cpu")
         except (RuntimeError, MemoryError) as error:
             self._failed_steps += 1
             raise ModelError(f"a step of {batch.scheduled_sequences} sequences failed: {error}") from error
         self._steps += 1
-        self._lent_steps += loan.threads > 0
+        self._lent_steps += loan.lent
         self._recalled_steps += loan.recalled
         self._rows += batch.scheduled_tokens
         return logits
 
     def rest(self) -> None:
         self._cores.rest()
+
+    def tell_waiting(self, prompts: int) -> None:
+        if self.decoder.uses_loans:
+            self._cores.tell_waiting(prompts)
+
+    def waiting_beside(self) -> int:
+        return self._cores.waiting_beside()
+
+    def _loan(self) -> contextlib.AbstractContextManager[Loan]:
+        if self.decoder.uses_loans:
+            return self._cores.borrowed()
+        self._cores.working()
+        return contextlib.nullcontext(NO_LOAN)
 
     def statistics(self) -> RunnerStatistics:
         seconds = self.decoder.part_seconds()

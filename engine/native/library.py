@@ -126,6 +126,7 @@ class Recall(Structure):
 
 
 Told = ctypes.CFUNCTYPE(None, c_int32)
+Enter = ctypes.CFUNCTYPE(c_int32)
 
 
 class StepArguments(Structure):
@@ -140,9 +141,13 @@ class StepArguments(Structure):
         ("told", Told),
         ("mark_count", c_int32),
         ("marks", c_void_p),
+        ("begin_threads", c_int32),
         ("own_threads", c_int32),
         ("recall_count", c_int32),
         ("recalls", POINTER(Recall)),
+        ("watch_count", c_int32),
+        ("watched", POINTER(c_void_p)),
+        ("enter", Enter),
         ("adapted", AdapterRows),
         ("adapted_wanted", AdapterRows),
     )

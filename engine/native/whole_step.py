@@ -1,7 +1,7 @@
 """A whole decoder step as one native call."""
 
 from collections.abc import Mapping
-from ctypes import POINTER, byref, cast
+from ctypes import POINTER, byref, c_void_p, cast
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ from engine.batch import LayerMarks
 from engine.core_share import Loan
 from engine.model_weights import LayerWeights, ModelWeights
 from engine.native.adapters import AdapterTables
-from engine.native.library import Engine, Geometry, Layer, Library, Model, Pool, Recall, StepArguments, Told
+from engine.native.library import Engine, Enter, Geometry, Layer, Library, Model, Pool, Recall, StepArguments, Told
 from engine.native.packing import describe
 from engine.native.plan import plan
 from engine.step import Step
@@ -71,18 +71,42 @@ class NativeStep:
         logits = torch.empty((step.logit_rows.size, self._vocabulary), dtype=torch.float32)
         planned.arguments.logits = logits.data_ptr()
         described = self._adapters.describe(step, planned.arguments)  # must live as long as the call
-        recalls = (Recall * len(loan.recalls))(*(Recall(each.address, each.seen) for each in loan.recalls))
-        planned.arguments.own_threads = self._engines.own_threads
-        planned.arguments.recall_count, planned.arguments.recalls = len(recalls), recalls
-        engine = self._engines.with_spare(loan.threads)
+        borrowed = _Borrowed(planned.arguments, loan, self._engines.own_threads)
+        engine = self._engines.with_spare(borrowed.most)
         if self._call(engine.address, byref(self._model), byref(planned.arguments)):
             raise MemoryError(f"no memory for a step of {step.positions.size} rows")
-        del described
+        del described, borrowed
         teller.finish()
         return logits
 
     def part_seconds(self) -> Mapping[str, float]:
         return self._engines.operation_seconds()
+
+
+class _Borrowed:
+    """What a step may use beside its own threads, as the call reads it; must live as long as the call."""
+
+    def __init__(self, arguments: StepArguments, loan: Loan, own_threads: int) -> None:
+        self._arguments = arguments
+        arguments.own_threads, arguments.begin_threads = own_threads, own_threads + loan.threads
+        self._use(loan)
+        self.most = loan.threads
+        if loan.later is None or loan.later.most == 0:
+            return
+        self._later = loan.later
+        self.most = max(self.most, loan.later.most)
+        self._watched = (c_void_p * len(loan.later.watched))(*loan.later.watched)
+        self._call = Enter(self._enter)
+        arguments.watch_count, arguments.watched, arguments.enter = len(self._watched), self._watched, self._call
+
+    def _enter(self) -> int:
+        loan = self._later.take()
+        self._use(loan)
+        return loan.threads
+
+    def _use(self, loan: Loan) -> None:
+        self._recalls = (Recall * len(loan.recalls))(*(Recall(each.address, each.seen) for each in loan.recalls))
+        self._arguments.recall_count, self._arguments.recalls = len(self._recalls), self._recalls
 
 
 class _Teller:

@@ -4,7 +4,7 @@ import contextlib
 import ctypes
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 
 import pytest
@@ -237,8 +237,17 @@ class Lent:
         self.spare.append(next(self.turns))
         yield Loan(self.spare[-1], (Recall(ctypes.addressof(self.wanted), self.wanted.value),))
 
+    def working(self) -> None:
+        raise AssertionError("native steps use what is lent")
+
     def rest(self) -> None:
         pass
+
+    def tell_waiting(self, prompts: int) -> None:
+        pass
+
+    def waiting_beside(self) -> int:
+        return 0
 
 
 @every_set
@@ -285,6 +294,82 @@ def test_threads_that_are_recalled_while_a_step_runs_change_nothing(tiny_ref: Mo
         assert same(step(helped, None), expected)
     assert told == [*range(1, layers + 1), 1]
     assert helped.statistics().recalled_steps == layers + 1
+
+
+class Comes:
+    """Threads that nobody lends when a step begins, and some later: while `turns` is even. Implements Cores and Later."""
+
+    most = 2
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+        self.turns, self.wanted = ctypes.c_uint32(1), ctypes.c_uint32()
+        self.watched = (ctypes.addressof(self.turns),)
+        self.loans: list[Loan] = []
+
+    @contextlib.contextmanager
+    def borrowed(self) -> Iterator[Loan]:
+        yield Loan(later=self)
+
+    def take(self) -> Loan:
+        self.loans.append(Loan(self.threads, (Recall(ctypes.addressof(self.wanted), self.wanted.value),)))
+        return self.loans[-1]
+
+    def working(self) -> None:
+        raise AssertionError("native steps use what is lent")
+
+    def rest(self) -> None:
+        pass
+
+    def tell_waiting(self, prompts: int) -> None:
+        pass
+
+    def waiting_beside(self) -> int:
+        return 0
+
+
+@every_set
+@pytest.mark.parametrize(("own_threads", "threads"), [(1, 0), (1, 1), (1, 2), (2, 1)])
+def test_threads_that_come_while_a_step_runs_change_nothing(
+    tiny_ref: ModelRef, instructions: InstructionSet, own_threads: int, threads: int
+) -> None:
+    """Behind each layer, and they go behind each of the later ones and come once more."""
+    comes = Comes(threads)
+    settings = {"total_pages": 400, "dtype": "bfloat16", "registry": only(instructions), "threads": own_threads}
+    alone, helped = (ModelRunner.load(tiny_ref, **settings, cores=cores) for cores in (None, comes))
+    layers = alone.layout.groups[0].layers
+
+    def step(runner: ModelRunner, marks: LayerMarks | None) -> torch.Tensor:
+        long = Rows("a", tuple(prompt(150)), 0, (tuple(range(1, 40)),), wants_logits=True)
+        short = Rows("b", tuple(prompt(9)), 0, ((40, 41, 42),), wants_logits=True)
+        return runner.run(Batch((long, short)), marks)
+
+    def meanwhile(entered: int, left: int) -> Callable[[int], None]:
+        def told(layer: int) -> None:
+            comes.turns.value = 0 if layer in (entered, left) else 1
+            comes.wanted.value += layer == left
+
+        return told
+
+    expected = step(alone, None)
+    for entered in range(1, layers + 1):
+        for left in range(entered + 1, layers + 1):
+            comes.loans.clear()
+            comes.turns.value = 1
+            asked = {entered, left} - {layers}
+            marks = LayerMarks(tuple(range(1, layers + 1)), meanwhile(entered, left))
+            assert same(step(helped, marks), expected), (entered, left)
+            # Threads of the last step, or who has just left, may be on their way out still: nobody waits for those.
+            assert len(comes.loans) <= len(asked)
+    comes.turns.value = 0
+    came = 0
+    while not came:
+        comes.loans.clear()
+        assert same(step(helped, None), expected), "from the first layer on"
+        came = len(comes.loans)
+    assert came == (1 if threads else layers)
+    assert torch.equal(alone.slab_data[0], helped.slab_data[0])
+    assert (helped.statistics().lent_steps > 0) is (threads > 0)
 
 
 @every_fast_set

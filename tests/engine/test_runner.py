@@ -1,5 +1,6 @@
 """The runner's contract: mixed steps, page sizes, what it refuses, what a failure looks like."""
 
+import contextlib
 import ctypes
 import dataclasses
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from engine.batch import Batch, LayerMarks, Rows
-from engine.core_share import NO_LOAN, Loan
+from engine.core_share import NO_LOAN, CoreShare, Loan
 from engine.llama import Decoder
 from engine.runner import ModelError, ModelRunner, finite_rows
 from engine.slab import allocate_slab
@@ -156,6 +157,10 @@ class _FailingDecoder(Decoder):
     def __init__(self) -> None:
         pass
 
+    @property
+    def uses_loans(self) -> bool:
+        return False
+
     def forward(self, steps: Sequence[Step], marks: LayerMarks | None = None, loan: Loan = NO_LOAN) -> torch.Tensor:
         raise RuntimeError("out of memory")
 
@@ -230,3 +235,15 @@ def test_loading_a_path_without_weights_says_so(tmp_path: Path, tiny: Tiny) -> N
     (tmp_path / "config.json").write_text((tiny[1].path / "config.json").read_text())
     with pytest.raises(ValueError, match=r"model\.safetensors"):
         tiny_models.load(dataclasses.replace(tiny[1], path=tmp_path))
+
+
+def test_operations_of_torch_borrow_no_cores_that_they_would_not_use(tiny: Tiny, tmp_path: Path) -> None:
+    batch = Batch((Rows("a", (5,), 0, ((1,),), True),))
+    with contextlib.closing(CoreShare(tmp_path, "idle", 1, 4)), contextlib.closing(CoreShare(tmp_path, "torch", 1, 4)) as mine:
+        runner = tiny_models.load(tiny[1], page_tokens=4, backend="torch", cores=mine)
+        runner.tell_waiting(3)
+        runner.run(batch)
+        with contextlib.closing(CoreShare(tmp_path, "other", 1, 4)) as other, other.borrowed() as loan:
+            assert loan.threads == 1, "of the idle one; the other one has work"
+            assert other.waiting_beside() == 0, "more threads would not help it"
+            assert runner.statistics().lent_steps == 0

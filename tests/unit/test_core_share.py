@@ -1,6 +1,7 @@
 """Cores that members of one machine lend one another: only idle ones, each to one at a time, never more than there are."""
 
 import contextlib
+import ctypes
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -128,3 +129,69 @@ def test_a_member_that_is_gone_recalls_nothing(share: Makes) -> None:
     gone.close()
     with share("mine").borrowed() as loan:
         assert (loan.threads, loan.recalled) == (1, False)
+
+
+def test_a_step_that_began_alone_finds_threads_while_it_runs(share: Makes) -> None:
+    owner, borrower = share("owner"), share("borrower")
+    with borrower.borrowed():
+        pass
+    with owner.borrowed() as alone:
+        assert alone.later is not None and alone.later.most == 1
+        (watched,) = alone.later.watched
+        with borrower.borrowed() as loan:
+            later = loan.later
+            assert later is not None and (loan.threads, loan.lent) == (0, False)
+            assert not _rests(later.watched), "the owner has work"
+            assert later.take().threads == 0
+            owner.rest()
+            assert _rests(later.watched)
+            first = later.take()
+            assert (first.threads, first.recalled, loan.lent, loan.recalled) == (1, False, True, False)
+            with owner.borrowed():
+                assert not _rests(later.watched)
+                assert first.recalled and loan.recalled
+            owner.rest()
+            assert later.take().threads == 1, "it came back, and has no work again"
+        third = share("third")
+        borrower.rest()
+        with third.borrowed() as free:
+            assert free.threads == 1, "the step gave back what it had"
+        assert watched
+
+
+def test_one_that_starts_again_has_no_work_and_nobody_waits_for_it(share: Makes) -> None:
+    """Whatever the one before it, which died at work, left in its file."""
+    before = CoreShare(share.folder, "again", 1, 2)
+    with before.borrowed():
+        before.tell_waiting(5)
+    before.close()
+    mine = share("mine")
+    with mine.borrowed() as loan:
+        assert loan.threads == 1
+    share("again")
+    late = share("late")
+    with late.borrowed() as loan:
+        assert loan.later is not None and _rests(loan.later.watched)
+        assert late.waiting_beside() == 0
+
+
+def test_a_member_tells_how_many_prompts_wait_while_it_has_work(share: Makes) -> None:
+    prefill, decode = share("prefill"), share("decode")
+    assert decode.waiting_beside() == 0
+    with prefill.borrowed():
+        prefill.tell_waiting(3)
+        assert (decode.waiting_beside(), prefill.waiting_beside()) == (3, 0)
+    assert decode.waiting_beside() == 3, "between two steps they wait still"
+    prefill.rest()
+    assert decode.waiting_beside() == 0
+    gone = CoreShare(share.folder, "gone", 1, 2)
+    with gone.borrowed():
+        gone.tell_waiting(7)
+    watcher = share("watcher")
+    assert watcher.waiting_beside() == 7
+    gone.close()
+    assert watcher.waiting_beside() == 0, "who died waits for nothing"
+
+
+def _rests(watched: tuple[int, ...]) -> bool:
+    return any(ctypes.c_uint32.from_address(each).value % 2 == 0 for each in watched)

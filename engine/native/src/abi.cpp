@@ -1,4 +1,5 @@
 // The C functions that Python calls. Nothing is thrown over this border: 0 is success.
+#include <algorithm>
 #include <atomic>
 #include <exception>
 
@@ -36,8 +37,9 @@ void run_parts(Threads& threads, Work work) {
         [](void* argument, int part) {
             Call& self = *static_cast<Call*>(argument);
             self.work(part, self.parts);
+            return true;
         },
-        &call);
+        &call, call.parts, call.parts);
 }
 
 bool permit_tiles() {
@@ -70,7 +72,7 @@ TANDEM_API void tandem_engine_destroy(Engine* engine) { delete engine; }
 
 TANDEM_API void tandem_linear(Engine* engine, const Weight* weight, const Product* product) {
     Turn turn;
-    run_parts(engine->threads, [&](int, int parts) { linear(*weight, *product, &turn, parts); });
+    run_parts(engine->threads, [&](int part, int parts) { linear(*weight, *product, turn, part, parts); });
 }
 
 TANDEM_API void tandem_norm(Engine* engine, const bf16* x, int64_t x_stride, const bf16* weight, bf16* out, int64_t out_stride,
@@ -108,7 +110,17 @@ TANDEM_API int32_t tandem_step(Engine* engine, const Model* model, const Step* s
     } catch (const std::bad_alloc&) {
         return FAILED;
     }
-    run_parts(engine->threads, [&](int part, int) { run_step(*model, *step, engine->space, engine->threads, part); });
+    struct Call {
+        const Model& model;
+        const Step& step;
+        Engine& engine;
+    } call{*model, *step, *engine};
+    engine->threads.run(
+        [](void* argument, int part) {
+            const Call& self = *static_cast<Call*>(argument);
+            return run_step(self.model, self.step, self.engine.space, self.engine.threads, part);
+        },
+        &call, step->own_threads, std::min(step->begin_threads, engine->threads.count()));
     return 0;
 }
 

@@ -11,12 +11,12 @@ namespace tandem {
 class Claims {
   public:
     // count: of panels. most: panels of a block; several blocks fall on each part.
-    Claims(Turn* turn, int count, int most, int parts)
-        : turn_(turn), count_(count), block_(parts == 1 ? most : std::clamp(count / (parts * BLOCKS), 1, most)) {}
+    Claims(Count& taken, int count, int most, int parts)
+        : taken_(taken), count_(count), block_(parts == 1 ? most : std::clamp(count / (parts * BLOCKS), 1, most)) {}
 
     // Empty when nothing is left.
     Share next() {
-        const int64_t begin = static_cast<int64_t>(turn_ ? turn_->take() : own_++) * block_;
+        const int64_t begin = static_cast<int64_t>(taken_.take()) * block_;
         if (begin >= count_) return {count_, count_};
         return {static_cast<int>(begin), static_cast<int>(std::min<int64_t>(begin + block_, count_))};
     }
@@ -24,8 +24,7 @@ class Claims {
   private:
     static constexpr int BLOCKS = 6;  // of each part, about
 
-    Turn* turn_;
-    int own_ = 0;
+    Count& taken_;
     const int count_, block_;
 };
 

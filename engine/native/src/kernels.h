@@ -101,8 +101,8 @@ struct Product {
     const float* const* addends;
 };
 
-// Counts the blocks of one kernel that its parts have taken.
-class Turn {
+// Counts the blocks of one kernel that were taken.
+class Count {
   public:
     int take() { return next_.fetch_add(1, std::memory_order_relaxed); }
     void reset() { next_.store(0, std::memory_order_relaxed); }
@@ -111,8 +111,25 @@ class Turn {
     alignas(64) std::atomic<int> next_{0};
 };
 
-// out = finish(x * weight^T * scales + bias + addends). turn: reset, and the same for all parts; may be null for one part.
-void linear(const Weight& weight, const Product& product, Turn* turn, int parts);
+// What the parts of one kernel have taken, of each section of its rows.
+class Turn {
+  public:
+    static constexpr int SECTIONS = 8;
+
+    Count& of(int section) { return counts_[section]; }
+    void reset() {
+        for (Count& count : counts_) count.reset();
+    }
+
+  private:
+    Count counts_[SECTIONS];
+};
+
+// out = finish(x * weight^T * scales + bias + addends). turn: reset, and the same for all parts.
+void linear(const Weight& weight, const Product& product, Turn& turn, int part, int parts);
+
+// The same for one section of the rows and so many parts, by the instructions at hand. taken: the same for all of them.
+void linear_section(const Weight& weight, const Product& product, Count& taken, int parts);
 
 // x / sqrt(mean(x^2) + eps) * weight for each row of `columns`.
 void norm(const bf16* x, int64_t x_stride, const bf16* weight, bf16* out, int64_t out_stride, int rows, int columns, float eps,

@@ -147,8 +147,8 @@ void take_small_panels(const Weight& weight, const Product& product, Share share
 
 }  // namespace
 
-void linear(const Weight& weight, const Product& product, Turn* turn, int parts) {
-    Claims claims(turn, panels_of(weight, product.finish), BLOCK_PANELS, parts);
+void linear_section(const Weight& weight, const Product& product, Count& taken, int parts) {
+    Claims claims(taken, panels_of(weight, product.finish), BLOCK_PANELS, parts);
     for (Share share = claims.next(); share.begin < share.end; share = claims.next())
         (weight.scales ? take_small_panels : take_panels)(weight, product, share);
 }

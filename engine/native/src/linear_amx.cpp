@@ -158,10 +158,10 @@ class Linear {
           panel_elements_(static_cast<int64_t>(PANEL) * weight.inputs), steps_(weight.inputs / INPUT_BLOCK),
           kept_(groups_.count > 2 && panel_elements_ <= BLOCK_OF_PANELS) {}
 
-    void run(Turn* turn, int parts) {
+    void run(Count& taken, int parts) {
         const int count = panels_of(weight_, FINISH);
         const int64_t panel_bytes = panel_elements_ * static_cast<int64_t>(sizeof(Element));
-        Claims claims(turn, count, static_cast<int>(std::max<int64_t>(1, BLOCK_OF_PANELS / panel_elements_)), parts);
+        Claims claims(taken, count, static_cast<int>(std::max<int64_t>(1, BLOCK_OF_PANELS / panel_elements_)), parts);
         const int64_t pairs = (groups_.count + 1) / 2;
         configure(groups_.rows);
         // The next block is taken early: it is fetched while this one is used. Behind the last one lies the next weight.
@@ -233,20 +233,20 @@ class Linear {
 };
 
 template <Finish FINISH>
-void run(const Weight& weight, const Product& product, Turn* turn, int parts) {
-    if (weight.scales) return Linear<FINISH, int8_t>(weight, product).run(turn, parts);
-    Linear<FINISH, bf16>(weight, product).run(turn, parts);
+void run(const Weight& weight, const Product& product, Count& taken, int parts) {
+    if (weight.scales) return Linear<FINISH, int8_t>(weight, product).run(taken, parts);
+    Linear<FINISH, bf16>(weight, product).run(taken, parts);
 }
 
 }  // namespace
 
-void linear(const Weight& weight, const Product& product, Turn* turn, int parts) {
+void linear_section(const Weight& weight, const Product& product, Count& taken, int parts) {
     if (product.rows == 0) return;
     switch (product.finish) {
-        case Finish::ROUND: return run<Finish::ROUND>(weight, product, turn, parts);
-        case Finish::ADD: return run<Finish::ADD>(weight, product, turn, parts);
-        case Finish::SWIGLU: return run<Finish::SWIGLU>(weight, product, turn, parts);
-        case Finish::FLOAT: return run<Finish::FLOAT>(weight, product, turn, parts);
+        case Finish::ROUND: return run<Finish::ROUND>(weight, product, taken, parts);
+        case Finish::ADD: return run<Finish::ADD>(weight, product, taken, parts);
+        case Finish::SWIGLU: return run<Finish::SWIGLU>(weight, product, taken, parts);
+        case Finish::FLOAT: return run<Finish::FLOAT>(weight, product, taken, parts);
     }
 }
 

@@ -179,9 +179,9 @@ void take_panels(const Weight& weight, const Product& product, Share share) {
 
 }  // namespace
 
-void linear(const Weight& weight, const Product& product, Turn* turn, int parts) {
+void linear_section(const Weight& weight, const Product& product, Count& taken, int parts) {
     if (product.rows == 0) return;
-    Claims claims(turn, panels_of(weight, product.finish), BLOCK_PANELS, parts);
+    Claims claims(taken, panels_of(weight, product.finish), BLOCK_PANELS, parts);
     for (Share share = claims.next(); share.begin < share.end; share = claims.next())
         (weight.scales ? take_panels<int8_t> : take_panels<bf16>)(weight, product, share);
 }

@@ -81,10 +81,16 @@ struct Step {
     void (*told)(int32_t layers);
     int32_t mark_count;
     const int32_t* marks;
-    // Looked at between operations: once a core is wanted back, only the first own_threads parts go on.
+    // Parts that it begins with. Looked at between operations: once a core is wanted back, only the first own_threads go on.
+    int32_t begin_threads;
     int32_t own_threads;
     int32_t recall_count;
     const Recall* recalls;
+    // Looked at between layers when there are only own_threads parts: while one of these counts is even, its owner has nothing to
+    // do. `enter` is then called by part 0; it says how many more parts may come in, and changes `recalls` before. Or null.
+    int32_t watch_count;
+    const uint32_t* const* watched;
+    int32_t (*enter)();
     AdapterRows adapted;
     AdapterRows adapted_wanted;
 };

@@ -18,10 +18,11 @@ void Workspace::fit(const Model& model, const Step& step, int parts) {
     attended = take(attended_, model.geometry.query_columns());
     middle = take(middle_, padded(model.intermediate));
     scratch_bytes = 0;
-    for (const int working : {parts, step.own_threads})
+    for (int working = step.own_threads; working <= parts; ++working)
         for (const Sequences* sequences : {&step.sequences, &step.wanted})
             scratch_bytes = std::max(scratch_bytes, attend_scratch_bytes(model.geometry, *sequences, working));
     updates.fit(model, step);
+    entry.reset();
     scratch = static_cast<char*>(scratch_.take(scratch_bytes * static_cast<size_t>(parts)));
 }
 
@@ -37,10 +38,8 @@ class Part {
           other_(space.other), stride_(padded(model.hidden)), rows_(step.rows.count), adapted_(&step.adapted) {}
 
     void run() {
-        if (part_ == 0) space_.times.begin();
-        begin();
         const int last = model_.geometry.layers - 1;
-        for (int index = 0; index <= last; ++index) {
+        for (int index = first_layer(); index <= last; ++index) {
             const Layer& layer = model_.layers[index];
             keys_and_values(layer, index);
             if (index == last && step_.wanted.count == 0) return;
@@ -55,7 +54,7 @@ class Part {
             multiply(layer.gate_up, space_.normed, stride_, Finish::SWIGLU, space_.middle, padded(model_.intermediate), addends);
             finish(Operation::GATE_UP);
             add(layer.down, &AdapterLayer::down, space_.middle, padded(model_.intermediate));
-            finish(Operation::DOWN);
+            finish_layer(Operation::DOWN, index + 1);
         }
         normalise(model_.final_norm);
         multiply(model_.head, space_.normed, stride_, Finish::FLOAT, step_.logits, model_.head.columns, nullptr);
@@ -65,10 +64,44 @@ class Part {
   private:
     int parts() const { return threads_.parties(); }
 
+    // Who comes in later begins there, with everything as it is between two layers.
+    int first_layer() {
+        if (space_.entry) {
+            products_ = PRODUCTS * *space_.entry;
+            return *space_.entry;
+        }
+        if (part_ == 0) space_.times.begin();
+        begin();
+        return 0;
+    }
+
     // All parts of an operation are done.
     void finish(Operation operation) {
         meet();
         if (part_ == 0) space_.times.end(operation);
+    }
+
+    // The same at the end of a layer, where others may come in.
+    void finish_layer(Operation operation, int next) {
+        const int before = parts();
+        const int more = part_ == 0 && next < model_.geometry.layers ? invited() : 0;
+        if (more > 0) threads_.expect(before + more);
+        meet();
+        if (part_ != 0) return;
+        space_.times.end(operation);
+        if (more == 0) return;
+        space_.entry = next;
+        threads_.open(before, before + more);
+    }
+
+    // How many more may come in.
+    int invited() const {
+        if (step_.watch_count == 0 || parts() > step_.own_threads) return 0;
+        const int room = threads_.count() - parts();
+        if (room == 0 || !threads_.wait_outside(parts(), threads_.count())) return 0;
+        const auto rests = [](const uint32_t* count) { return __atomic_load_n(count, __ATOMIC_RELAXED) % 2 == 0; };
+        if (std::none_of(step_.watched, step_.watched + step_.watch_count, rests)) return 0;
+        return std::clamp(step_.enter(), 0, room);
     }
 
     // Who may have to wait for its core at each meeting is waited for once more, then no more.
@@ -92,7 +125,7 @@ class Part {
         for (int row = rows.begin; row < rows.end; ++row)
             std::memcpy(residual_ + row * stride_, model_.embedding + static_cast<int64_t>(step_.token_ids[row]) * model_.hidden,
                         row_bytes);
-        finish(Operation::EMBED);
+        finish_layer(Operation::EMBED, 0);
     }
 
     void keys_and_values(const Layer& layer, int index) {
@@ -133,7 +166,7 @@ class Part {
         // Behind the next barrier nobody has used that one for two products.
         if (part_ == 0) threads_.turn(products_ + 2).reset();
         ++products_;
-        linear(weight, {x, x_stride, rows_, finish, residual_, stride_, out, out_stride, addends}, &turn, parts());
+        linear(weight, {x, x_stride, rows_, finish, residual_, stride_, out, out_stride, addends}, turn, part_, parts());
     }
 
     void add(const Weight& weight, const Update AdapterLayer::*added, const bf16* x, int64_t x_stride) {
@@ -174,15 +207,19 @@ class Part {
     const AdapterRows* adapted_;
     int layer_ = 0;
     int products_ = 0;  // so far
+
+    static constexpr int PRODUCTS = 4;  // of a layer
 };
 
 }  // namespace
 
-void run_step(const Model& model, const Step& step, Workspace& space, Threads& threads, int part) {
+bool run_step(const Model& model, const Step& step, Workspace& space, Threads& threads, int part) {
     try {
         Part(model, step, space, threads, part).run();
     } catch (const Left&) {
+        return false;
     }
+    return true;
 }
 
 }  // namespace tandem

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <optional>
+
 #include "memory.h"
 #include "model.h"
 #include "step_times.h"
@@ -11,7 +13,7 @@ namespace tandem {
 // What is kept between steps: the memory of their rows, and where their time went.
 class Workspace {
   public:
-    // Takes the memory for a step. Throws std::bad_alloc.
+    // Takes the memory for a step of at most so many parts. Throws std::bad_alloc.
     void fit(const Model& model, const Step& step, int parts);
 
     // [rows, stride]; the columns that pad a row to a multiple of 32 stay zero.
@@ -26,6 +28,8 @@ class Workspace {
 
     StepTimes times;
     UpdateSpace updates;
+    // The layer at which parts came in that were not there from the begin.
+    std::optional<int> entry;
 
   private:
     Memory residual_, other_, normed_, qkv_, attended_, middle_, scratch_;
@@ -34,7 +38,7 @@ class Workspace {
 // The columns of a row with what pads them.
 static inline int64_t padded(int32_t columns) { return (columns + INPUT_BLOCK - 1) / INPUT_BLOCK * INPUT_BLOCK; }
 
-// One part of a step: embedding, all layers, logits.
-void run_step(const Model& model, const Step& step, Workspace& space, Threads& threads, int part);
+// One part of a step: embedding, all layers, logits. False: it left before the end.
+bool run_step(const Model& model, const Step& step, Workspace& space, Threads& threads, int part);
 
 }  // namespace tandem

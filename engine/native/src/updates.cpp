@@ -63,17 +63,17 @@ void update_rows(const AdapterRows& adapted, int layer, const Update AdapterLaye
             if (!one.is_there()) continue;
             const int count = run.end - run.begin;
             bf16* inner = space.inner + run.begin * space.inner_stride;
-            Turn* turn = &space.turns[static_cast<size_t>(2 * number + ups)];
+            Turn& turn = space.turns[static_cast<size_t>(2 * number + ups)];
             if (ups)
                 linear(one.up,
                        {inner, space.inner_stride, count, Finish::FLOAT, nullptr, 0, space.sums + run.begin * space.sum_stride,
                         space.sum_stride, nullptr},
-                       turn, parts);
+                       turn, part, parts);
             else
                 linear(one.down,
                        {space.rows + run.begin * space.row_stride, space.row_stride, count, Finish::ROUND, nullptr, 0, inner,
                         space.inner_stride, nullptr},
-                       turn, parts);
+                       turn, part, parts);
         }
         threads.meet();
     }
