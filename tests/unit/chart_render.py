@@ -19,75 +19,8 @@ SECRET_URL = "rediss://cell:hunter2@store.example:6380/0"
 
 Object = dict[str, Any]
 
-#: Ways to use the chart, each rendered and checked as a whole.
-VALUE_SETS: dict[str, Object] = {
-    "defaults": {},
-    "external_redis": {
-        "redis": {"secretName": "store", "secretKey": "address"},
-        "networkPolicy": {
-            "redis": {"port": 6380, "to": [{"ipBlock": {"cidr": "10.9.0.0/16"}}]},
-            "clients": [{"namespaceSelector": {"matchLabels": {"team": "apps"}}}],
-            "extraEgress": [{"ports": [{"port": 8443, "protocol": "TCP"}], "to": [{"ipBlock": {"cidr": "10.8.0.0/16"}}]}],
-        },
-        "cell": "blue",
-        "otlpEndpoint": "collector.tracing:4317",
-        "router": {"service": {"type": "LoadBalancer", "annotations": {"cloud.example/internal": "true"}}},
-    },
-    "autoscaled": {
-        "router": {
-            "replicas": None,
-            "settings": {"queue_tokens": 8_388_608, "retry_share": 0.05, "trust_tenant_header": True, "total_pages": None},
-        },
-        "prefill": {"replicas": None, "settings": {"max_step_tokens": 512}, "strategy": {"type": "Recreate"}},
-        "decode": {
-            "replicas": None,
-            "settings": {"computes_prompts": False, "metrics_aliases": "vllm", "stream_bytes": 1_048_576},
-            "strategy": {"rollingUpdate": {"maxSurge": 0, "maxUnavailable": "25%"}},
-        },
-        "logLevel": "debug",
-    },
-    "claim": {
-        "model": {
-            "name": "/var/cache/tandem/my-model",
-            "adapters": ["polite=/var/cache/tandem/polite", "terse=/var/cache/tandem/terse"],
-            "servedName": "mine",
-            "dtype": "float32",
-            "weightQuantisation": "int8",
-            "pull": False,
-        },
-        "modelCache": {"existingClaim": "models", "subPath": "llm/a", "readOnly": True},
-        "image": {"repository": "registry.example/tandem", "digest": "sha256:" + "0" * 64},
-        "imagePullSecrets": [{"name": "registry"}],
-        "podSecurityContext": {"runAsUser": 1_000_680_000},
-        "router": {"image": {"repository": "registry.example/tandem-router"}, "podAnnotations": {"a": "b"}},
-        "decode": {
-            "replicas": 0,
-            "totalPages": 100_000,
-            "resources": {"requests": {"cpu": "7500m", "memory": "64Gi"}, "limits": {"memory": "64Gi"}},
-            "nodeSelector": {"pool": "decode"},
-            "tolerations": [{"key": "pool", "operator": "Equal", "value": "decode", "effect": "NoSchedule"}],
-            "affinity": {"nodeAffinity": {}},
-            "priorityClassName": "serving",
-            "podLabels": {"team": "llm"},
-            "extraEnv": [{"name": "MALLOC_ARENA_MAX", "value": "2"}],
-            "drain": {"preStopSeconds": 0, "settleSeconds": 0.25, "timeoutSeconds": 3600},
-        },
-    },
-    "open": {
-        "networkPolicy": {"enabled": False},
-        "metrics": {"enabled": False},
-        "podDisruptionBudget": {"enabled": False},
-        "topologySpread": {"enabled": False},
-        "serviceAccount": {"create": False, "name": "existing"},
-        "fullnameOverride": "cell-a",
-    },
-    "ipv6_without_prefill": {
-        "ipFamily": "IPv6",
-        "prefill": {"enabled": False},
-        "redis": {"url": "redis://store.example:6379/3"},
-        "model": {"pullEnv": [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}]},
-    },
-}
+#: Ways to use the chart, each rendered and checked as a whole: the files of charts/tandem/ci, by their names.
+VALUE_SETS: dict[str, Object] = {path.stem: yaml.safe_load(path.read_text()) for path in sorted((CHART / "ci").glob("*.yaml"))}
 
 
 @lru_cache(maxsize=1)

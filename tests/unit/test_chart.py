@@ -121,7 +121,7 @@ def test_members_of_both_pools_have_one_layout_and_a_transport(name: str) -> Non
 
 
 def test_threads_are_the_cores_asked_for() -> None:
-    assert settings_of("defaults", "decode").threads == 2
+    assert settings_of("minimal", "decode").threads == 2
     assert settings_of("claim", "decode").threads == 8
     (without,) = (
         one
@@ -153,7 +153,7 @@ def test_routers_look_where_members_and_store_are(name: str) -> None:
 
 
 def test_a_password_comes_from_its_secret_only() -> None:
-    (container,) = pods(rendered("external_redis"))["router"]["spec"]["containers"]
+    (container,) = pods(rendered("external-redis"))["router"]["spec"]["containers"]
     (url,) = (one for one in container["env"] if one["name"] == "TANDEM_REDIS_URL")
     assert url == {"name": "TANDEM_REDIS_URL", "valueFrom": {"secretKeyRef": {"name": "store", "key": "address"}}}
     assert not any("redis" in argument for argument in container["args"])
@@ -168,7 +168,7 @@ def test_cells_of_two_releases_never_share_keys() -> None:
         assert 1 <= len(cell) <= 64
         cells.add(cell)
     assert len(cells) == 3
-    assert settings_of("external_redis", "router").cell == "blue"
+    assert settings_of("external-redis", "router").cell == "blue"
 
 
 async def test_probes_ask_for_services_that_the_processes_answer() -> None:
@@ -272,7 +272,7 @@ def test_an_autoscaler_can_own_the_replicas() -> None:
     assert [role for role in ROLES if "replicas" in deployments[role]["spec"]] == []
     assert deployments["prefill"]["spec"]["strategy"] == {"type": "Recreate"}
     assert of_kind(rendered("claim"), "Deployment")["decode"]["spec"]["replicas"] == 0
-    assert of_kind(rendered("defaults"), "Deployment")["router"]["spec"]["replicas"] == 2
+    assert of_kind(rendered("minimal"), "Deployment")["router"]["spec"]["replicas"] == 2
 
 
 def test_every_pod_shares_the_model_cache() -> None:
@@ -283,14 +283,14 @@ def test_every_pod_shares_the_model_cache() -> None:
         assert models["persistentVolumeClaim"] == {"claimName": "models", "readOnly": True}
         assert mount == {"name": "models", "mountPath": "/var/cache/tandem", "subPath": "llm/a", "readOnly": True}
         assert "initContainers" not in spec
-        (puller,) = pods(rendered("defaults"))[role]["spec"]["initContainers"]
+        (puller,) = pods(rendered("minimal"))[role]["spec"]["initContainers"]
         for container in (puller, spec["containers"][0]):
             assert {"name": "TANDEM_CACHE", "value": mount["mountPath"]} in container["env"]
 
 
 def test_commands_of_the_command_line_exist() -> None:
-    (puller,) = pods(rendered("defaults"))["router"]["spec"]["initContainers"]
-    (generate,) = pods(rendered("defaults"))["test"]["spec"]["containers"]
+    (puller,) = pods(rendered("minimal"))["router"]["spec"]["initContainers"]
+    (generate,) = pods(rendered("minimal"))["test"]["spec"]["containers"]
     for container in (puller, generate):
         assert container["command"][:3] == ["python", "-m", "tandem_cli"]
         arguments = [*container["command"][3:], *container.get("args", [])]
@@ -305,7 +305,7 @@ def test_image_of_a_role() -> None:
     digest = "sha256:" + "0" * 64
     assert image["router"] == f"registry.example/tandem-router@{digest}"
     assert image["decode"] == f"registry.example/tandem@{digest}"
-    assert pods(rendered("defaults"))["decode"]["spec"]["containers"][0]["image"] == f"tandem:{chart().metadata['appVersion']}"
+    assert pods(rendered("minimal"))["decode"]["spec"]["containers"][0]["image"] == f"tandem:{chart().metadata['appVersion']}"
 
 
 def test_notes_begin_with_three_commands() -> None:
@@ -321,7 +321,7 @@ def test_notes_begin_with_three_commands() -> None:
 
 def test_the_store_for_trials_never_evicts() -> None:
     """Its arguments, given to the real server, on a port that is free here."""
-    (container,) = pods(rendered("defaults"))["valkey"]["spec"]["containers"]
+    (container,) = pods(rendered("minimal"))["valkey"]["spec"]["containers"]
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
     arguments = [port if one == "6379" else os.devnull.rpartition("/")[0] if one == "/data" else one for one in container["args"]]

@@ -191,12 +191,12 @@ FORBIDDEN = [
 
 
 def test_what_the_cell_needs_passes_and_nothing_else() -> None:
-    assert [flow for flow in NEEDED if not reachable("defaults", *flow)] == []
-    assert [flow for flow in FORBIDDEN if reachable("defaults", *flow)] == []
+    assert [flow for flow in NEEDED if not reachable("minimal", *flow)] == []
+    assert [flow for flow in FORBIDDEN if reachable("minimal", *flow)] == []
 
 
 def test_clients_and_an_external_store_can_be_named() -> None:
-    name = "external_redis"
+    name = "external-redis"
     assert reachable(name, "apps", "router", ROUTER) and reachable(name, "test", "router", ROUTER)
     assert not reachable(name, "somebody", "router", ROUTER)
     rules = of_kind(rendered(name), "NetworkPolicy")["router"]["spec"]["egress"]
@@ -207,7 +207,7 @@ def test_clients_and_an_external_store_can_be_named() -> None:
 
 
 def test_dns_is_open_and_the_hub_only_while_pulling() -> None:
-    for name in ("defaults", "claim"):
+    for name in ("minimal", "claim"):
         for policy in ("router", "members"):
             rules = of_kind(rendered(name), "NetworkPolicy")[policy]["spec"]["egress"]
             assert {"ports": [{"port": 53, "protocol": protocol} for protocol in ("UDP", "TCP")]} in rules
@@ -220,7 +220,7 @@ def test_policies_and_metrics_can_be_off() -> None:
     assert kinds == {"Deployment", "Service", "Pod"}
     for pod in pods(rendered("open")).values():
         assert "metrics" not in [port["name"] for port in pod["spec"]["containers"][0].get("ports", [])]
-    assert {"NetworkPolicy", "PodDisruptionBudget", "ServiceAccount"} <= {one["kind"] for one in rendered("defaults")}
-    for role, pod in pods(rendered("defaults")).items():
+    assert {"NetworkPolicy", "PodDisruptionBudget", "ServiceAccount"} <= {one["kind"] for one in rendered("minimal")}
+    for role, pod in pods(rendered("minimal")).items():
         ports = {port["name"]: port["containerPort"] for port in pod["spec"]["containers"][0].get("ports", [])}
         assert (role in ROLES) is ("metrics" in ports)
