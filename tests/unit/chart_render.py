@@ -59,10 +59,24 @@ def of_kind(found: tuple[Object, ...], kind: str) -> dict[str, Object]:
     return {one["metadata"]["name"].rpartition("-")[2]: one for one in found if one["kind"] == kind}
 
 
+def workloads(found: tuple[Object, ...]) -> dict[str, Object]:
+    """What keeps pods running, by role: Deployments and groups of pods."""
+    return of_kind(found, "Deployment") | of_kind(found, "LeaderWorkerSet")
+
+
 def pods(found: tuple[Object, ...]) -> dict[str, Object]:
-    """Pod templates, the test's pod too: metadata and spec."""
+    """Pod templates, the test's pod too: metadata and spec. Of a group the pod that speaks for it."""
     made = {name: one["spec"]["template"] for name, one in of_kind(found, "Deployment").items()}
+    made |= {name: group_pod(one, 0) for name, one in of_kind(found, "LeaderWorkerSet").items()}
     return made | of_kind(found, "Pod")
+
+
+def group_pod(group: Object, index: int) -> Object:
+    """A pod of a LeaderWorkerSet with the label that its controller adds."""
+    template = copy.deepcopy(group["spec"]["leaderWorkerTemplate"]["leaderTemplate" if index == 0 else "workerTemplate"])
+    template["metadata"]["labels"]["leaderworkerset.sigs.k8s.io/worker-index"] = str(index)
+    made: Object = template
+    return made
 
 
 def selects(selector: Object, labels: dict[str, str]) -> bool:
@@ -91,7 +105,7 @@ def _value_from(source: Object, container: Object, ip: str) -> str:
     if kind == "fieldRef":
         return {"metadata.name": f"{RELEASE}-tandem-0a1b2c3d4e-abcde", "status.podIP": ip}[reference["fieldPath"]]
     if kind == "secretKeyRef":
-        return SECRET_URL
+        return SECRET_URL if container["name"] == "router" else "secret"
     assert kind == "resourceFieldRef"
     assert (reference["containerName"], reference["divisor"]) == (container["name"], "1")
     kind, resource = reference["resource"].split(".")

@@ -2,13 +2,16 @@
 
 import copy
 import importlib.util
+import json
 import os
 import socket
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import grpc
 import helm_python
+import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
@@ -33,17 +36,24 @@ from tests.unit.chart_render import (
     chart,
     merged,
     objects,
+    group_pod,
     of_kind,
     pods,
     render,
     rendered,
     selects,
     started,
+    workloads,
 )
 
 KINDS: dict[str, Any] = {"router": RouterSettings, "prefill": PrefillSettings, "decode": DecodeSettings}
 #: The oldest version that Chart.yaml allows, and the newest whose schemas are here.
 KUBERNETES = ("1.30", "1.37")
+#: What operators add to a cluster, by kind; kubernetes-validate knows none of it.
+CUSTOM: dict[str, Object] = {
+    schema["properties"]["kind"]["const"]: schema
+    for schema in (json.loads(path.read_text()) for path in sorted((Path(__file__).parent / "crd_schemas").glob("*.json")))
+}
 
 every_set = pytest.mark.parametrize("name", VALUE_SETS)
 
@@ -63,14 +73,43 @@ def roles_in(name: str) -> list[str]:
 @pytest.mark.parametrize("version", KUBERNETES)
 @every_set
 def test_objects_are_valid(name: str, version: str) -> None:
-    found = copy.deepcopy(rendered(name))
+    found = rendered(name)
     assert len({(one["kind"], one["metadata"]["name"]) for one in found}) == len(found)
     for one in found:
         assert "namespace" not in one["metadata"]
-        kubernetes_validate.validate(one, version, strict=True)
-    found[0]["spec"]["replica"] = 1
+        assert len(one["metadata"]["name"]) <= 63
+        check(one, version)
+    wrong = copy.deepcopy(of_kind(found, "Deployment")["router"])
+    wrong["spec"]["replica"] = 1
     with pytest.raises(kubernetes_validate.ValidationError):
-        kubernetes_validate.validate(found[0], version, strict=True)
+        check(wrong, version)
+
+
+def check(one: Object, version: str) -> None:
+    """Against the schemas of Kubernetes or of an operator. Raises what these raise."""
+    if one["kind"] not in CUSTOM:
+        kubernetes_validate.validate(one, version, strict=True)
+        return
+    jsonschema.validate(one, CUSTOM[one["kind"]])
+    if one["kind"] == "LeaderWorkerSet":
+        for index in (0, 1):
+            pod = group_pod(one, index) | {"apiVersion": "v1", "kind": "Pod"}
+            kubernetes_validate.validate(pod, version, strict=True)
+
+
+def test_the_schemas_of_operators_refuse() -> None:
+    assert set(CUSTOM) == {"LeaderWorkerSet", "PodMonitor", "PrometheusRule", "ScaledObject", "ServiceMonitor"}
+    for schema in CUSTOM.values():
+        jsonschema.Draft7Validator.check_schema(schema)
+    for name, kind, where in (
+        ("tensor-parallel", "LeaderWorkerSet", "leaderWorkerTemplate"),
+        ("external-redis", "PodMonitor", "selector"),
+        ("sentinel", "ServiceMonitor", "endpoints"),
+    ):
+        (wrong,) = (copy.deepcopy(one) for one in rendered(name) if one["kind"] == kind)
+        wrong["spec"][f"{where}s"] = wrong["spec"].pop(where)
+        with pytest.raises(jsonschema.ValidationError):
+            check(wrong, KUBERNETES[0])
 
 
 @every_set
@@ -116,7 +155,8 @@ def test_members_of_both_pools_have_one_layout_and_a_transport(name: str) -> Non
         assert settings.weight_quantisation == values["model"]["weightQuantisation"]
         assert settings.adapters == tuple(values["model"]["adapters"])
         assert (settings.dtype, settings.page_tokens) == (values["model"]["dtype"], values["model"]["pageTokens"])
-        assert (settings.transport, settings.net_devices, settings.transfer_ports) == ("tcp", "eth0", "20000-20255")
+        way = ("rdma", values["rdma"]["netDevices"]) if values["rdma"]["enabled"] else ("tcp", "eth0")
+        assert (settings.transport, settings.net_devices, settings.transfer_ports) == (*way, "20000-20255")
         assert settings.total_pages == values[role]["totalPages"]
 
 
@@ -148,8 +188,10 @@ def test_routers_look_where_members_and_store_are(name: str) -> None:
         assert pods(found)[role]["spec"]["containers"][0]["ports"][0]["containerPort"] == spec["ports"][0]["port"]
     redis = VALUE_SETS[name].get("redis", {})
     own = f"redis://{services['router']['metadata']['name'].removesuffix('-router')}-valkey:6379/0"
-    assert settings.redis_url == (SECRET_URL if "secretName" in redis else redis.get("url", own))
-    assert ("valkey" in services) is (settings.redis_url == own)
+    address, _, options = settings.redis_url.partition("?")
+    assert address == (SECRET_URL if "secretName" in redis else redis.get("url", own))
+    assert ("valkey" in services) is (address == own)
+    assert bool(options) is ("tls" in redis)
 
 
 def test_a_password_comes_from_its_secret_only() -> None:
@@ -218,16 +260,23 @@ def test_a_pod_has_time_to_drain(name: str) -> None:
 def test_selectors_find_their_pods_and_no_others(name: str) -> None:
     found = rendered(name)
     labels = {role: pod["metadata"]["labels"] for role, pod in pods(found).items()}
-    for role, deployment in of_kind(found, "Deployment").items():
-        selector = deployment["spec"]["selector"]
+    for role, workload in workloads(found).items():
+        selector = workload["spec"].get("selector") or {"matchLabels": pod_selector(found, role)}
         assert [one for one in labels if selects(selector, labels[one])] == [role]
         for spread in pods(found)[role]["spec"].get("topologySpreadConstraints", []):
             assert spread["labelSelector"] == selector
     for role, service in of_kind(found, "Service").items():
-        assert [one for one in labels if selects({"matchLabels": service["spec"]["selector"]}, labels[one])] == [role]
+        wanted = sorted(ROLES) if role == "metrics" else [role]
+        assert sorted(one for one in labels if selects({"matchLabels": service["spec"]["selector"]}, labels[one])) == wanted
     for role, budget in of_kind(found, "PodDisruptionBudget").items():
         assert [one for one in labels if selects(budget["spec"]["selector"], labels[one])] == [role]
         assert budget["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
+
+
+def pod_selector(found: tuple[Object, ...], role: str) -> dict[str, str]:
+    """What tells the pods of a role from all others."""
+    names = ("name", "instance", "component")
+    return {f"app.kubernetes.io/{name}": pods(found)[role]["metadata"]["labels"][f"app.kubernetes.io/{name}"] for name in names}
 
 
 @every_set
@@ -253,14 +302,17 @@ def test_pods_keep_to_the_restricted_standard(name: str) -> None:
         for container in [*spec["containers"], *spec.get("initContainers", [])]:
             context = container["securityContext"]
             assert context["allowPrivilegeEscalation"] is False
-            assert context["capabilities"] == {"drop": ["ALL"]}
+            pins = merged(VALUE_SETS[name])["rdma"]["enabled"] and container["name"] in ("prefill", "decode")
+            assert context["capabilities"] == {"drop": ["ALL"]} | ({"add": ["IPC_LOCK"]} if pins else {})
             assert context["readOnlyRootFilesystem"] is True
             assert container["resources"]["limits"]["memory"]
             assert {mount["name"] for mount in container["volumeMounts"]} <= volumes.keys()
-        assert all(
-            "sizeLimit" in volume["emptyDir"] if "emptyDir" in volume else "persistentVolumeClaim" in volume
-            for volume in volumes.values()
-        )
+        for volume in volumes.values():
+            if "emptyDir" in volume:
+                assert volume["emptyDir"]["sizeLimit"]
+            else:
+                assert {"persistentVolumeClaim", "secret"} & volume.keys()
+                assert volume.get("secret", {}).get("defaultMode", 0o440) == 0o440
     for role in ("prefill", "decode"):
         if role in pods(rendered(name)):
             (shm,) = (one for one in pods(rendered(name))[role]["spec"]["volumes"] if one["name"] == "shm")

@@ -2,11 +2,18 @@
 
 {{- define "tandem.checks" -}}
 {{- $values := .Values -}}
-{{- if and $values.redis.url $values.redis.secretName -}}
-{{- fail "redis.url and redis.secretName are both set: keep one" -}}
-{{- end -}}
+{{- include "tandem.checkRedis" . -}}
 {{- include "tandem.checkModel" . -}}
 {{- include "tandem.checkPorts" . -}}
+{{- include "tandem.checkGroups" . -}}
+{{- range $name := list "UCX_TLS" "UCX_NET_DEVICES" "UCX_TCP_PORT_RANGE" "UCX_USE_MT_MUTEX" "UCX_TCP_CONN_NB" -}}
+{{- if hasKey ($values.rdma.ucx | default dict) $name -}}
+{{- fail (printf "rdma.ucx.%s is set by the members themselves: leave it out (devices are rdma.netDevices)" $name) -}}
+{{- end -}}
+{{- end -}}
+{{- if and (ne $values.metrics.monitor.kind "none") (not $values.metrics.enabled) -}}
+{{- fail (printf "metrics.monitor.kind is %s and metrics.enabled is false: there is nothing to read" $values.metrics.monitor.kind) -}}
+{{- end -}}
 {{- range $role := list "router" "prefill" "decode" -}}
 {{- $drain := (get $values $role).drain -}}
 {{- if gt (float64 $drain.settleSeconds) (float64 $drain.timeoutSeconds) -}}
@@ -23,6 +30,41 @@
 {{- if hasKey $own $name -}}
 {{- $instead := get $own $name -}}
 {{- fail (printf "%s.settings.%s is given by the chart itself%s" $role $name (ternary (printf ": use %s" $instead) "" (ne $instead ""))) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "tandem.checkRedis" -}}
+{{- $redis := .Values.redis -}}
+{{- if and $redis.url $redis.secretName -}}
+{{- fail "redis.url and redis.secretName are both set: keep one" -}}
+{{- end -}}
+{{- if and (include "tandem.ownValkey" .) (or $redis.tls.secretName $redis.sentinel.secretName $redis.sentinel.username) -}}
+{{- fail "redis.tls and redis.sentinel are for a Redis of your own: set redis.secretName or redis.url" -}}
+{{- end -}}
+{{- if and $redis.tls.secretName $redis.url (not (hasPrefix "rediss" $redis.url)) -}}
+{{- fail (printf "redis.tls.secretName is set and redis.url is %s: TLS needs a scheme that begins with rediss" $redis.url) -}}
+{{- end -}}
+{{- if and $redis.tls.clientCertificate (not $redis.tls.secretName) -}}
+{{- fail "redis.tls.clientCertificate is true and redis.tls.secretName is empty: name the secret that holds tls.crt and tls.key" -}}
+{{- end -}}
+{{- end -}}
+
+{{/*
+Pods of groups have longer names than those of Deployments: a controller of a group puts "-" and ten characters behind the name
+of the group's first pod and makes a label of it, which has at most 63.
+*/}}
+{{- define "tandem.checkGroups" -}}
+{{- range $role := list "prefill" "decode" -}}
+{{- $own := dict "root" $ "role" $role -}}
+{{- if include "tandem.isGrouped" $own -}}
+{{- if ne (get $.Values $role).strategy.type "RollingUpdate" -}}
+{{- fail (printf "%s.strategy.type is %s: with %s.tensorParallel.hosts over 1 it must be RollingUpdate" $role (get $.Values $role).strategy.type $role) -}}
+{{- end -}}
+{{- $most := 36 -}}
+{{- if gt (len (include "tandem.fullname" $)) $most -}}
+{{- fail (printf "the name %s is too long for groups of pods: with %s.tensorParallel.hosts over 1 give a fullnameOverride of at most %d characters" (include "tandem.fullname" $) $role $most) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -91,7 +91,7 @@ topologySpreadConstraints:
     labelSelector:
       matchLabels:
         {{- include "tandem.selectorLabels" . | nindent 8 }}
-    matchLabelKeys: [pod-template-hash]
+    matchLabelKeys: [{{ ternary "leaderworkerset.sigs.k8s.io/template-revision-hash" "pod-template-hash" (ne (include "tandem.isGrouped" .) "") }}]
 {{- end }}
 {{- range $key := list "nodeSelector" "tolerations" "affinity" "priorityClassName" }}
 {{- with get $own $key }}
