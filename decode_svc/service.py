@@ -49,7 +49,6 @@ from member.watch import MemberInfo, MemberLoad
 from rpc import clocks
 from rpc.admin import Books
 from rpc.application import Frame, lasting
-from rpc.channels import internal_channel
 from tandem.pools.v1 import decode_pb2_grpc, prefill_pb2_grpc
 from telemetry.decode_metrics import DecodeGauges, DecodeMetrics
 
@@ -74,8 +73,8 @@ _LOG = logging.getLogger("decode")
 class Parts:
     """What a member is made of: how to load model and tokenizer, how to make both ends of the transport, the model's name.
 
-    `dial` opens a channel to a writer of grants. `load_drafts`: where drafts come from, None leaves it to the settings;
-    `load_draft_model`: the model that these may name.
+    `dial` opens a channel to a writer of grants, None: as the member's process does. `load_drafts`: where drafts come from,
+    None leaves it to the settings; `load_draft_model`: the model that these may name.
     `make_inbox` to `make_send_pump` make what runs beside the event loop.
     """
 
@@ -83,7 +82,7 @@ class Parts:
     load_tokenizer: Callable[[], Tokenizer]
     make_receiver: Callable[[str, Sequence[Slab]], Receiver]
     model: str
-    dial: Callable[[str], grpc.aio.Channel] = internal_channel
+    dial: Callable[[str], grpc.aio.Channel] | None = None
     make_inbox: Callable[[int], Inbox[m.Command]] = Inbox
     make_engine: Callable[..., EngineThread] = thread_for
     make_pump: Callable[..., ReceivePump] = ReceivePump
@@ -113,7 +112,7 @@ class DecodeService:
         self._servicer = DecodeServicer(
             self.inbox, self.streams, self._moves, self._recorder.refused, self._metrics.adoptions.inc
         )
-        self._drains = Drains(parts.dial, self.inbox.put_always, self._metrics.drain.observe, settings.drain_call_s)
+        self._drains = Drains(parts.dial or frame.dial, self.inbox.put_always, self._metrics.drain.observe, settings.drain_call_s)
         self.snapshot: Snapshot | None = None
         self.prefixes = PrefixFeed()
         self._info: MemberInfo | None = None

@@ -34,7 +34,6 @@ from router.without_store import Outage
 from rpc import clocks
 from rpc.admin import Books
 from rpc.application import Frame
-from rpc.channels import internal_channel
 from rpc.status import loading
 from telemetry.router_metrics import STORE_CALLS, RouterGauges, RouterMetrics
 from text import Tokenizer
@@ -63,10 +62,11 @@ def load_model(name: str, served_name: str) -> LoadedModel:
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """How a router reaches what is outside of it: opens the request store, and channels to other processes of the cell."""
+    """How a router reaches what is outside of it: opens the request store, and channels to other processes of the cell (None:
+    as its process does)."""
 
     open_store: Callable[[RedisSettings, str, Observe], RedisStore] = RedisStore
-    dial: Callable[[str], grpc.aio.Channel] = internal_channel
+    dial: Callable[[str], grpc.aio.Channel] | None = None
 
 
 class Router:
@@ -154,9 +154,10 @@ class _Parts:
         # The end of an incarnation is its random part: what stands before is the same at each start on one machine.
         name = f"{frame.name}@{frame.incarnation[-12:]}"
         self._settings = settings
+        dial = outside.dial or frame.dial
         self.store = outside.open_store(settings.redis_settings(), name, _observer(metrics))
         self.encoder = PromptEncoder(loaded.tokenizer, threads=settings.tokenise_threads, waiting=settings.tokenise_waiting)
-        self.members = Members(settings.members_settings(name), loaded.model, self._look, frame.crashed, outside.dial)
+        self.members = Members(settings.members_settings(name), loaded.model, self._look, frame.crashed, dial)
         self.admission = Admission(self.members, settings.admission_settings(), random.Random(random.getrandbits(64)))
         self.unwritten = UnwrittenEnds(self.store)
         unanswered = UnansweredCreates(self.store)
@@ -174,7 +175,7 @@ class _Parts:
         )
         self.routes = Routes(cell, KeptStreams(settings.keep_limits()))
         self.adopter = Adopter(self.routes, self.members, loaded.model, settings.adoption_limits())
-        self.peers = RouterPeers(name, outside.dial)
+        self.peers = RouterPeers(name, dial)
         self.upkeep = Upkeep(self.store, frame.address, self.routes, self.unwritten, self.adopter, frame.crashed)
         follower = Follower(self.routes, self.peers, self.adopter, settings.attach_wait_s)
         canceller = Canceller(self.routes, settings.cancel_wait_s)

@@ -2,13 +2,18 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Protocol
 
 import grpc
 
 from rpc.admin import Books
+from rpc.cell_identity import CellIdentity
+from rpc.channels import internal_channel
+from rpc.dialling import Dial
+from rpc.gate import Gate
+from rpc.security_settings import SecuritySettings
 from rpc.server_settings import ServerSettings
 from telemetry.registry import MetricsRegistry
 from telemetry.tracing import Tracing
@@ -39,6 +44,10 @@ class Frame:
     crashed: Callable[[BaseException], None]
     #: Whether a stop signal came.
     draining: Callable[[], bool]
+    #: Opens channels to other processes of the cell.
+    dial: Dial = internal_channel
+    #: Who may call what.
+    gate: Gate = field(default_factory=lambda: Gate(CellIdentity(SecuritySettings())))
 
 
 class Application(Protocol):

@@ -25,6 +25,8 @@ class Limits:
     receive_max_bytes: int = RECEIVE_MAX_BYTES
     max_concurrent_streams: int | None = None  # for each connection; more wait at the client
     so_reuseport: bool = False
+    max_metadata_bytes: int = 16_384  # of one call; more is refused
+    max_connection_age_s: float | None = None  # calls that run then, run on
 
 
 #: gRPC would send calls through the proxy that http_proxy names, even those to this machine.
@@ -51,8 +53,16 @@ def server_options(limits: Limits | None = None) -> Options:
         # What a client may send ahead of a reader on a two-way stream.
         ("grpc.http2.bdp_probe", 0),
     ]
+    # Between gRPC's soft and hard limits calls are refused at random: here they are one.
+    options += [
+        ("grpc.max_metadata_size", chosen.max_metadata_bytes),
+        ("grpc.absolute_max_metadata_size", chosen.max_metadata_bytes),
+    ]
     if chosen.max_concurrent_streams is not None:
         options.append(("grpc.max_concurrent_streams", chosen.max_concurrent_streams))
+    if chosen.max_connection_age_s is not None:
+        # Without a grace: one would cut the streams that outlive it.
+        options.append(("grpc.max_connection_age_ms", round(chosen.max_connection_age_s * 1000)))
     return options
 
 

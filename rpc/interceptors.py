@@ -20,8 +20,8 @@ from telemetry import logs, tracing
 
 #: Told at the end of each call: method ("package.Service/Method"), name of the status code, seconds.
 Ended = Callable[[str, str, float], None]
-#: Asked at the start of each call for a reason to refuse it.
-Admit = Callable[[str], StatusError | None]
+#: Asked at the start of each call, before its request is looked at; raises StatusError to refuse it.
+Admit = Callable[[str, Any], Awaitable[None]]
 
 Handler = Any
 _Details = Any
@@ -96,7 +96,7 @@ class CallGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not ge
         async def guarded(request: Any, context: _Context) -> Any:
             with self._call(method, context) as end:
                 try:
-                    self._begin(method, request, context)
+                    await self._begin(method, request, context)
                     response = await behaviour(request, context)
                     # Here rather than in gRPC, which would tell the client what went wrong.
                     return write(response) if write is not None else response
@@ -109,7 +109,7 @@ class CallGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not ge
         async def guarded(request: Any, context: _Context) -> AsyncIterator[Any]:
             with self._call(method, context) as end:
                 try:
-                    self._begin(method, request, context)
+                    await self._begin(method, request, context)
                     async with aclosing(behaviour(request, context)) as responses:
                         async for response in responses:
                             yield write(response) if write is not None else response
@@ -118,13 +118,12 @@ class CallGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not ge
 
         return guarded
 
-    def _begin(self, method: str, request: Any, context: _Context) -> None:
+    async def _begin(self, method: str, request: Any, context: _Context) -> None:
+        logs.bind(_request_id(request), traceparent=tracing.traceparent_from_metadata(context.invocation_metadata()))
+        if self._admit is not None:
+            await self._admit(method, context)
         if isinstance(request, StatusError):
             raise request
-        logs.bind(_request_id(request), traceparent=tracing.traceparent_from_metadata(context.invocation_metadata()))
-        refused = self._admit(method) if self._admit is not None else None
-        if refused is not None:
-            raise refused
 
     @contextmanager
     def _call(self, method: str, context: _Context) -> Iterator[Callable[[BaseException], Awaitable[None]]]:

@@ -2,13 +2,12 @@
 
 from typing import Annotated, Literal
 
-import msgspec
-
 from rpc.channels import RECEIVE_MAX_BYTES
+from rpc.security_settings import SecuritySettings
 from rpc.settings import setting
 
 
-class ServerSettings(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+class ServerSettings(SecuritySettings, kw_only=True, frozen=True, forbid_unknown_fields=True):
     """What a process needs to be reached, watched and stopped."""
 
     name: Annotated[str, setting("Name of this process, kept over restarts; unset: its kind and address.", max_length=128)] = ""
@@ -46,6 +45,7 @@ class ServerSettings(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_f
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.drain_settle_s > self.drain_timeout_s:
             raise ValueError(
                 f"drain_settle_s is {self.drain_settle_s}; it must be at most drain_timeout_s, {self.drain_timeout_s}"

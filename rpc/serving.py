@@ -19,13 +19,17 @@ import uvloop
 from rpc import admin
 from rpc.admin import AdminServicer
 from rpc.application import Application, Build, ExitCode, Frame
+from rpc.cell_identity import CellIdentity
 from rpc.channels import Limits, server_options
+from rpc.dialling import dialler
+from rpc.gate import Gate
 from rpc.health import Health
 from rpc.incarnation import new_incarnation
 from rpc.interceptors import CallGuard
 from rpc.reflection import add_reflection
 from rpc.server_settings import ServerSettings
-from rpc.status import StatusError, loading
+from rpc.status import loading
+from rpc.tls import ServerTls
 from tandem.pools.v1 import member_pb2_grpc
 from telemetry import names
 from telemetry.logs import setup_logging
@@ -81,6 +85,8 @@ class Process:
         self.health = Health(())
         self.frame: Frame | None = None
         self.metrics_port: int | None = None
+        #: host:port of the server for health alone, where there is one.
+        self.health_address: str | None = None
         #: Something could not be stopped: only the end of the interpreter ends it.
         self.stuck = False
         #: Why it could not start; "" otherwise.
@@ -90,9 +96,10 @@ class Process:
         """Bind, build, start, become ready. Whatever it raises, `close` is still to be called."""
         settings, incarnation = self._settings, new_incarnation()
         metrics = MetricsRegistry(self._kind, _version(), incarnation)
+        identity = CellIdentity(settings)
+        self._gate, dial = Gate(identity), dialler(settings, identity)
         guard = CallGuard(RpcMetrics(metrics).ended, self._admit)
-        limits = Limits(receive_max_bytes=settings.receive_max_bytes)
-        server = grpc.aio.server(interceptors=[guard], options=server_options(limits))
+        server = grpc.aio.server(interceptors=[guard], options=server_options(_limits(settings)))
         address = _bind(server, settings)
         self._closers.append(lambda: server.stop(SERVER_GRACE_S))
         name = settings.name or f"{self._kind}-{address}"
@@ -103,11 +110,15 @@ class Process:
             shown = MetricsServer(metrics, settings.listen.rpartition(":")[0].strip("[]"), settings.metrics_port)
             self._closers.insert(1, lambda: asyncio.to_thread(shown.close))
             self.metrics_port = shown.port
-        frame = Frame(self._kind, name, address, incarnation, settings, tracing, metrics, self.crashed, self.draining)
+        frame = Frame(
+            self._kind, name, address, incarnation, settings, tracing, metrics, self.crashed, self.draining, dial, self._gate
+        )
         self.frame = frame
         self._application = application = self._build(frame)
         await self._add_services(server, application)
         await server.start()
+        if settings.health_listen:
+            await self._open_health(settings.health_listen)
         self._tasks.append(asyncio.create_task(LoopLag(metrics).run(), name="loop-lag"))
         await application.start()
         self._ready = True
@@ -216,10 +227,18 @@ class Process:
         if self._settings.reflection:
             add_reflection(server, [*served, self.health.service_name])
 
-    def _admit(self, method: str) -> StatusError | None:
-        if self._ready or method.partition("/")[0] not in self._gated:
-            return None
-        return loading(self.frame.name if self.frame is not None else self._kind)
+    async def _open_health(self, listen: str) -> None:
+        """A server of its own for health alone: a kubelet's probes speak neither TLS nor tokens."""
+        server = grpc.aio.server(options=server_options())
+        self.health_address = _taken_port(listen, server.add_insecure_port)
+        self._closers.append(lambda: server.stop(SERVER_GRACE_S))
+        await self.health.open(server)
+        await server.start()
+
+    async def _admit(self, method: str, context: Any) -> None:
+        await self._gate.admit(method, context)
+        if not self._ready and method.partition("/")[0] in self._gated:
+            raise loading(self.frame.name if self.frame is not None else self._kind)
 
     async def _watch_heartbeat(self, name: str, application: Application) -> None:
         alive = True
@@ -242,6 +261,7 @@ class Process:
             "name": frame.name,
             "address": frame.address,
             "metrics_port": self.metrics_port,
+            "health_address": self.health_address,
             "incarnation": frame.incarnation,
             "pid": os.getpid(),
         }
@@ -257,16 +277,37 @@ class Process:
 
 
 def _bind(server: grpc.aio.Server, settings: ServerSettings) -> str:
-    """Take the port; returns the address that others use. Raises OSError."""
-    host = settings.listen.rpartition(":")[0]
-    try:
-        port = server.add_insecure_port(settings.listen)
-    except RuntimeError as error:
-        raise OSError(f"cannot listen on {settings.listen}: the port is taken or the host is not this machine's") from error
+    """Take the port; returns the address that others use. Raises OSError, BadFile."""
+    add_port = server.add_insecure_port
+    if settings.tls_cert_file:
+        credentials = ServerTls(settings.tls_cert_file, settings.tls_key_file, settings.tls_client_ca_file).credentials()
+
+        def add_port(address: str) -> int:
+            return server.add_secure_port(address, credentials)
+
+    host, _, port = _taken_port(settings.listen, add_port).rpartition(":")
     advertised = settings.advertise or host
     if _IS_V6.search(advertised):
         advertised = f"[{advertised}]"
     return advertised if _HAS_PORT.search(advertised) else f"{advertised}:{port}"
+
+
+def _taken_port(listen: str, add_port: Callable[[str], int]) -> str:
+    """Takes a port with `add_port`; host:port as it is then. Raises OSError."""
+    try:
+        port = add_port(listen)
+    except RuntimeError as error:
+        raise OSError(f"cannot listen on {listen}: the port is taken or the host is not this machine's") from error
+    return f"{listen.rpartition(':')[0]}:{port}"
+
+
+def _limits(settings: ServerSettings) -> Limits:
+    return Limits(
+        receive_max_bytes=settings.receive_max_bytes,
+        max_concurrent_streams=settings.max_connection_streams,
+        max_metadata_bytes=settings.max_metadata_bytes,
+        max_connection_age_s=settings.max_connection_age_s,
+    )
 
 
 def run(build: Build, settings: ServerSettings, kind: str) -> int:

@@ -119,7 +119,7 @@ class Served:
         self.refusal = None
         self.ended = []
         self.one_ended = asyncio.Event()
-        self.guard = CallGuard(self.on_end, lambda method: self.refusal)
+        self.guard = CallGuard(self.on_end, self.admit)
         self.server = grpc.aio.server(interceptors=[self.guard], options=server_options())
         of = self.handlers
         methods = {
@@ -135,6 +135,10 @@ class Served:
         await self.server.start()
         self.channel = internal_channel(f"127.0.0.1:{port}")
         return self
+
+    async def admit(self, method, context):
+        if self.refusal is not None:
+            raise self.refusal
 
     async def __aexit__(self, *exc):
         await self.channel.close()
