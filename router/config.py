@@ -53,6 +53,22 @@ class RouterSettings(ServerSettings, kw_only=True, frozen=True, forbid_unknown_f
     trust_tenant_header: Annotated[
         bool, setting("Take the tenant from the metadata key tandem-tenant. Only behind something that sets it.")
     ] = False
+    # the HTTP door
+    http_listen: (
+        Annotated[
+            str,
+            setting(
+                "Address of the HTTP door, host:port; port 0 takes a free one, none is off.",
+                form="host:port",
+                pattern=r"^\S+:\d{1,5}$",
+            ),
+        ]
+        | None
+    ) = None
+    http_connections: Annotated[int, setting("HTTP connections that are served at once.", ge=1, le=1_000_000)] = 4096
+    http_read_s: Annotated[
+        float, setting("For the headers of an HTTP request to arrive, and for its body.", "seconds", gt=0, le=3600)
+    ] = 30.0
     # one request
     default_max_output_tokens: Annotated[int, setting("For requests that name no limit.", "tokens", ge=1, le=_MOST)] = 256
     max_choices: Annotated[int, setting("Outputs of one prompt that a request may ask for.", ge=1, le=128)] = 8

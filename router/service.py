@@ -17,6 +17,7 @@ from router.choice_cancelling import ChoiceCanceller
 from router.config import RouterSettings
 from router.following import Follower
 from router.grammar_check import GrammarCheck
+from router.http.door import HttpDoor
 from router.keeping import AcceptedCancels, UnansweredCreates, UnwrittenEnds
 from router.kept_streams import KeptStreams
 from router.member_link import Role
@@ -88,6 +89,7 @@ class Router:
         self._metrics = RouterMetrics(frame.metrics)
         self._thread = threading.get_ident()
         self._parts: _Parts | None = None
+        self._http: HttpDoor | None = None
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Adds InferenceService."""
@@ -95,6 +97,7 @@ class Router:
 
     async def start(self) -> None:
         """Loads the tokenizer, finds members, takes the lease. Members and store may come later: they make nobody wait."""
+        self._open_http()
         loaded = await asyncio.to_thread(self._load)
         self._parts = parts = _Parts(self._frame, self._settings, loaded, self._metrics, self._outside)
         loop = asyncio.get_running_loop()
@@ -117,17 +120,32 @@ class Router:
             self._parts.routes.begin_drain()
 
     async def drained(self) -> None:
-        """Returns when no request runs, none of another router is passed on, and the store has taken every end."""
+        """Returns when no request runs, none of another router is passed on, the store has taken every end, and HTTP clients
+        their answers."""
         if self._parts is not None:
             await self._parts.routes.drained()
             await self._parts.peers.idle()
             await self._parts.unwritten.none_left()
+        if self._http is not None:
+            await self._http.idle()
 
     async def stop(self) -> None:
         """Ends what still runs with SHUTTING_DOWN, and everything else. Also after a start that failed."""
         parts, self._parts = self._parts, None
-        if parts is not None:
-            await parts.close()
+        try:
+            if parts is not None:
+                await parts.close()
+        finally:
+            http, self._http = self._http, None
+            if http is not None:
+                await http.stop()
+
+    def _open_http(self) -> None:
+        """Takes the port of the HTTP door, if there is to be one. Raises OSError."""
+        if self._settings.http_listen is not None:
+            self._http = HttpDoor(self._settings.http_listen, self._frame, self._settings, self._serving)
+            self._frame.addresses["http_address"] = self._http.address
+            self._http.start()
 
     def _serving(self) -> InferenceServicer:
         if self._parts is None:

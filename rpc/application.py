@@ -48,6 +48,8 @@ class Frame:
     dial: Dial = internal_channel
     #: Who may call what.
     gate: Gate = field(default_factory=lambda: Gate(CellIdentity(SecuritySettings())))
+    #: Where else the application listens, each as host:port by the name that the ready news have for it.
+    addresses: dict[str, str] = field(default_factory=dict)
 
 
 class Application(Protocol):

@@ -264,6 +264,7 @@ class Process:
             "health_address": self.health_address,
             "incarnation": frame.incarnation,
             "pid": os.getpid(),
+            **frame.addresses,
         }
         _LOG.info("%s is ready at %s", frame.name, frame.address, extra={"metrics_port": self.metrics_port})
         try:

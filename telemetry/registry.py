@@ -96,6 +96,11 @@ class MetricsRegistry:
         """Everything in the text format, as a scrape sees it."""
         return prometheus_client.generate_latest(self.registry).decode()
 
+    def exposed(self, accept: str) -> tuple[bytes, str]:
+        """Everything in the format that an HTTP `Accept` header asks for, and that format's content type."""
+        encode, kind = prometheus_client.exposition.choose_encoder(accept)
+        return encode(self.registry), kind
+
 
 @dataclass(slots=True)
 class _Family:
