@@ -1,4 +1,4 @@
-"""The images: what hadolint says, and that they hold what the chart starts. None is built here: that needs a builder of images."""
+"""The images: what hadolint says, and that they hold what the chart starts. None of them is built here."""
 
 import json
 import re

@@ -3,6 +3,7 @@
 {{- define "tandem.checks" -}}
 {{- $values := .Values -}}
 {{- include "tandem.checkRedis" . -}}
+{{- include "tandem.checkSecurity" . -}}
 {{- include "tandem.checkModel" . -}}
 {{- include "tandem.checkPorts" . -}}
 {{- include "tandem.checkGroups" . -}}
@@ -32,6 +33,30 @@
 {{- fail (printf "%s.settings.%s is given by the chart itself%s" $role $name (ternary (printf ": use %s" $instead) "" (ne $instead ""))) -}}
 {{- end -}}
 {{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "tandem.checkSecurity" -}}
+{{- $tls := .Values.tls -}}
+{{- $jwt := .Values.auth.jwt -}}
+{{- if and $tls.enabled (not $tls.secretName) -}}
+{{- fail "tls.enabled is true and tls.secretName is empty: name the secret that holds tls.crt, tls.key and ca.crt" -}}
+{{- end -}}
+{{- if and $tls.clientCertificates (not $tls.enabled) -}}
+{{- fail "tls.clientCertificates is true and tls.enabled is false: certificates are part of TLS" -}}
+{{- end -}}
+{{- if and $jwt.secretName $jwt.jwksUrl -}}
+{{- fail "auth.jwt.secretName and auth.jwt.jwksUrl are both set: keep one" -}}
+{{- end -}}
+{{- if or $jwt.secretName $jwt.jwksUrl -}}
+{{- range $name := list "issuer" "audience" -}}
+{{- if not (get $jwt $name) -}}
+{{- fail (printf "auth.jwt.%s is empty: tokens of anybody else would be taken, so it is required" $name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if and (or $jwt.secretName $jwt.jwksUrl .Values.auth.tokens.secretName) (not (or .Values.auth.cellSecret.secretName (and $tls.enabled $tls.clientCertificates))) -}}
+{{- fail "auth.tokens and auth.jwt need auth.cellSecret.secretName, or tls.clientCertificates: routers pass calls on to one another, and have to know that they may" -}}
 {{- end -}}
 {{- end -}}
 
@@ -92,14 +117,28 @@ of the group's first pod and makes a label of it, which has at most 63.
 {{- if or (lt $low 1024) (gt $high 65535) (lt (sub (add $high 1) $low) 72) -}}
 {{- fail (printf "transfer.portRange is %s: it must be low-high from 1024 to 65535 with at least 72 ports" .Values.transfer.portRange) -}}
 {{- end -}}
-{{- range $name, $port := dict "memberPort" .Values.memberPort "metrics.port" .Values.metrics.port -}}
+{{- range $name, $port := dict "memberPort" .Values.memberPort "metrics.port" .Values.metrics.port "tls.healthPort" .Values.tls.healthPort -}}
 {{- if and (ge (int $port) $low) (le (int $port) $high) -}}
 {{- fail (printf "%s is %d, inside transfer.portRange %s: move one of them" $name (int $port) $.Values.transfer.portRange) -}}
 {{- end -}}
 {{- end -}}
-{{- range $name, $port := dict "memberPort" .Values.memberPort "router.port" .Values.router.port -}}
-{{- if and $.Values.metrics.enabled (eq (int $port) (int $.Values.metrics.port)) -}}
-{{- fail (printf "%s and metrics.port are both %d: move one of them" $name (int $port)) -}}
+{{- include "tandem.checkOwnPorts" (dict "root" . "ports" (dict "router.port" .Values.router.port)) -}}
+{{- include "tandem.checkOwnPorts" (dict "root" . "ports" (dict "memberPort" .Values.memberPort)) -}}
 {{- end -}}
+
+{{/* No two ports of one pod are the same. Call with (dict "root" $ "ports" (dict "router.port" 50051)). */}}
+{{- define "tandem.checkOwnPorts" -}}
+{{- $values := .root.Values -}}
+{{- $ports := .ports -}}
+{{- if $values.metrics.enabled }}{{ $_ := set $ports "metrics.port" $values.metrics.port }}{{ end -}}
+{{- if $values.tls.enabled }}{{ $_ := set $ports "tls.healthPort" $values.tls.healthPort }}{{ end -}}
+{{- if and $values.router.http.enabled (hasKey $ports "router.port") }}{{ $_ := set $ports "router.http.port" $values.router.http.port }}{{ end -}}
+{{- $seen := dict -}}
+{{- range $name := keys $ports | sortAlpha -}}
+{{- $port := get $ports $name | int | toString -}}
+{{- if hasKey $seen $port -}}
+{{- fail (printf "%s and %s are both %s: move one of them" (get $seen $port) $name $port) -}}
+{{- end -}}
+{{- $_ := set $seen $port $name -}}
 {{- end -}}
 {{- end -}}

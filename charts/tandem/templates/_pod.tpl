@@ -29,11 +29,30 @@ long as the process does its work. Call with (dict "root" $ "port" 50051).
 {{- $probe := get $.root.Values.probes $kind }}
 {{ $kind }}Probe:
   grpc:
-    port: {{ int $.port }}
+    port: {{ include "tandem.probePort" $ }}
     service: {{ get $services $kind }}
   periodSeconds: {{ int $probe.periodSeconds }}
   timeoutSeconds: {{ int $probe.timeoutSeconds }}
   failureThreshold: {{ int $probe.failureThreshold }}
+{{- end }}
+{{- end -}}
+
+{{/* Ports of the container by name. Call with (dict "root" $ "role" "router" "port" 50051). */}}
+{{- define "tandem.containerPorts" -}}
+{{- $values := .root.Values -}}
+- name: grpc
+  containerPort: {{ int .port }}
+{{- if and (eq .role "router") $values.router.http.enabled }}
+- name: http
+  containerPort: {{ int $values.router.http.port }}
+{{- end }}
+{{- if $values.metrics.enabled }}
+- name: metrics
+  containerPort: {{ int $values.metrics.port }}
+{{- end }}
+{{- if $values.tls.enabled }}
+- name: health
+  containerPort: {{ int $values.tls.healthPort }}
 {{- end }}
 {{- end -}}
 

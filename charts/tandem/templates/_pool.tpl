@@ -123,19 +123,14 @@ spec:
               containerName: {{ .role }}
               resource: requests.cpu
               divisor: "1"
-        {{- with include "tandem.rdmaEnv" .root }}
+        {{- with include "tandem.rdmaEnv" .root | trim }}
         {{- . | nindent 8 }}
         {{- end }}
         {{- with $pool.extraEnv }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
       ports:
-        - name: grpc
-          containerPort: {{ int $values.memberPort }}
-        {{- if $values.metrics.enabled }}
-        - name: metrics
-          containerPort: {{ int $values.metrics.port }}
-        {{- end }}
+        {{- include "tandem.containerPorts" . | nindent 8 }}
       {{- include "tandem.probes" . | trim | nindent 6 }}
       {{- with include "tandem.lifecycle" . }}
       {{- . | nindent 6 }}
@@ -144,10 +139,16 @@ spec:
         {{- include "tandem.memberResources" . | nindent 8 }}
       volumeMounts:
         {{- include "tandem.volumeMounts" .root | nindent 8 }}
+        {{- with include "tandem.secretMounts" . | trim }}
+        {{- . | nindent 8 }}
+        {{- end }}
         - name: shm
           mountPath: /dev/shm
   volumes:
     {{- include "tandem.volumes" .root | nindent 4 }}
+    {{- with include "tandem.secretVolumes" . | trim }}
+    {{- . | nindent 4 }}
+    {{- end }}
     - name: shm
       emptyDir:
         medium: Memory

@@ -47,21 +47,3 @@ ssl_ca_certs=/etc/tandem/redis/ca.crt
   value: {{ . | quote }}
 {{- end }}
 {{- end -}}
-
-{{- define "tandem.redisMount" -}}
-{{- if .Values.redis.tls.secretName -}}
-- name: redis-tls
-  mountPath: /etc/tandem/redis
-  readOnly: true
-{{- end -}}
-{{- end -}}
-
-{{- define "tandem.redisVolume" -}}
-{{- if .Values.redis.tls.secretName -}}
-- name: redis-tls
-  secret:
-    secretName: {{ .Values.redis.tls.secretName }}
-    # Readable for the group that podSecurityContext.fsGroup names.
-    defaultMode: 0440
-{{- end -}}
-{{- end -}}
