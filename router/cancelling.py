@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from lifecycle.finish import Cause, Ending, FinishReason
 from lifecycle.record import RequestRecord
 from lifecycle.states import State
+from router import endings
 from router.keeping import Cancel
 from router.route import Route
 from router.routes import Routes
@@ -33,21 +34,27 @@ class Canceller:
         self._routes = routes
         self._wait_s = wait_s
 
-    async def cancel(self, request_id: str, reason: str, *, wait: bool) -> CancelAnswer:
-        """Notes the cancel where every router sees it, and ends the request when it runs here.
+    async def cancel(self, request_id: str, reason: str, *, wait: bool, tenant: str = "") -> CancelAnswer:
+        """Notes the cancel where every router sees it, and ends the request when it runs here. `tenant`: only a request of that
+        tenant; empty: anybody's.
 
-        Raises StatusError (UNAVAILABLE) when the store is away and the request does not run here.
+        Raises StatusError: UNAVAILABLE when the store is away and the request does not run here, NOT_FOUND for somebody else's.
         """
         store, now = self._routes.cell.store, clocks.wall()
+        route = self._routes.get(request_id)
+        if route is not None and tenant not in ("", route.request.tenant):
+            raise endings.unknown_request(request_id)
         try:
-            result = await store.request_cancel(request_id, reason, now)
+            result = await store.request_cancel(request_id, reason, now, tenant)
         except StoreUnavailable as away:
-            return await self._without_store(request_id, reason, wait, away)
+            return await self._without_store(request_id, reason, wait, tenant, away)
+        if result.outcome is CancelOutcome.NOT_THEIRS:
+            raise endings.unknown_request(request_id)
         route = self._routes.get(request_id)
         if result.outcome is CancelOutcome.ALREADY_ENDED and (route is None or not route.ledger.apart):
             self._routes.cell.metrics.cancels.inc(1, "ended")
             return CancelAnswer(True, result.state, result.ending.reason if result.ending else None)
-        self._routes.cell.cancels.add(Cancel(request_id, reason, now))
+        self._routes.cell.cancels.add(Cancel(request_id, reason, now, tenant))
         if result.state is None:
             self._routes.cell.metrics.cancels.inc(1, "unknown")
         if route is not None:
@@ -60,12 +67,16 @@ class Canceller:
             return CancelAnswer(False, None)
         return await self._effective_elsewhere(request_id, result.state)
 
-    async def _without_store(self, request_id: str, reason: str, wait: bool, away: StoreUnavailable) -> CancelAnswer:
+    async def _without_store(self, request_id: str, reason: str, wait: bool, tenant: str, away: StoreUnavailable) -> CancelAnswer:
         """The store is away: what runs here, or ended here, is known all the same."""
         ended = self._routes.cell.unwritten.get(request_id)
+        if ended is not None and tenant not in ("", ended.tenant):
+            raise endings.unknown_request(request_id)
         if ended is not None:
             return CancelAnswer(True, ended.state, ended.ending.reason if ended.ending else None)
         route = self._routes.get(request_id)
+        if route is not None and tenant not in ("", route.request.tenant):
+            raise endings.unknown_request(request_id)
         if route is None or not route.ledger.created:
             message = "the request store does not answer, and the request does not run at this router; try again"
             raise unavailable(message, "STORE_UNAVAILABLE", retry_after_s=away.retry_after_s) from None

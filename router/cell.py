@@ -10,6 +10,7 @@ from router.request import ValidatedRequest
 from router.seat import SeatLimits
 from router.store import Store
 from router.stream_log import LogBounds
+from router.tenant_limits import TenantLimits
 from router.without_store import Outage
 from telemetry.router_metrics import RouterMetrics
 from telemetry.tracing import OpenSpan, Tracing
@@ -64,6 +65,7 @@ class Cell:
     metrics: RouterMetrics
     tracing: Tracing
     outage: Outage = Outage.REFUSE
+    tenants: TenantLimits = field(default_factory=TenantLimits)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from router.router_peers import RouterPeers
 from router.routes import Routes
 from router.store import StoreUnavailable
 from rpc.details import Violation
+from rpc.gate import Caller
 from rpc.status import invalid_argument, unavailable
 from tandem.v1 import inference_pb2 as pb
 
@@ -26,15 +27,17 @@ class ChoiceCanceller:
         self._peers = peers
         self._cancel = cancel
 
-    async def cancel(self, message: Any, *, forwarded: bool, timeout_s: float | None) -> pb.CancelResponse:
+    async def cancel(self, message: Any, caller: Caller, *, forwarded: bool, timeout_s: float | None) -> pb.CancelResponse:
         """Notes the end of one choice. `forwarded`: another router asks, and is not sent on. Raises StatusError."""
         route = self._routes.get(message.request_id)
         if route is not None and route.ledger.created:
+            if not caller.may_touch(route.request.tenant):
+                raise endings.unknown_request(message.request_id)
             return await self._here(route, message)
         cell = self._routes.cell
         try:
             record = cell.unwritten.get(message.request_id) or await cell.store.get(message.request_id)
-            if record is None:
+            if record is None or not caller.may_touch(record.tenant):
                 raise endings.unknown_request(message.request_id)
             if record.ended:
                 return answer_message(CancelAnswer(True, record.state, record.ending.reason if record.ending else None))

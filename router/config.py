@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from lifecycle.deadlines import Limits
 from router import budget, redis_address
+from router.access_settings import AccessSettings
 from router.admission import AdmissionSettings
 from router.adoption import AdoptionLimits
 from router.cell import RouteLimits
@@ -17,7 +18,6 @@ from router.queue import QueueLimits
 from router.redis_link import RedisSettings
 from router.seat import SeatLimits
 from router.stream_log import LogBounds
-from rpc.server_settings import ServerSettings
 from rpc.settings import setting
 
 #: The one value of `prefill` that means: no prefill pool, decode members compute prompts.
@@ -27,7 +27,7 @@ _DAY_S = 86_400
 _MOST = 1_000_000_000
 
 
-class RouterSettings(ServerSettings, kw_only=True, frozen=True, forbid_unknown_fields=True):
+class RouterSettings(AccessSettings, kw_only=True, frozen=True, forbid_unknown_fields=True):
     """Every setting of `python -m router`."""
 
     decode: Annotated[tuple[str, ...], setting("Decode members, host:port or dns:///host:port.", min_length=1, max_length=1024)]

@@ -1,9 +1,12 @@
 """What a terminal state means for the RPC: the table "How requests end" as code."""
 
+import math
+
 from lifecycle.finish import Cause, Ending, FinishReason
 from lifecycle.record import RequestRecord
 from lifecycle.states import State
 from router.queue import QueueFull
+from router.tenant_limits import Limit, OverLimit
 from rpc.details import Quota, Resource, Violation
 from rpc.status import (
     StatusError,
@@ -24,6 +27,12 @@ REFUSAL_LABELS = {
     "QUEUE_FULL": "queue_full",
     "QUEUE_TOKENS_FULL": "queue_tokens_full",
     "TENANT_QUEUE_FULL": "tenant_limit",
+    "TENANT_REQUEST_RATE": "tenant_request_rate",
+    "TENANT_TOKEN_RATE": "tenant_token_rate",
+    "TENANT_CONCURRENCY": "tenant_concurrency",
+    "TOKEN_REQUIRED": "unauthenticated",
+    "INVALID_TOKEN": "unauthenticated",
+    "KEYS_UNAVAILABLE": "keys_away",
     "TOKENISER_BUSY": "queue_full",
     "GRAMMAR_BUSY": "queue_full",
     "NO_MEMBER": "no_member",
@@ -38,6 +47,11 @@ _QUEUE_REASONS = {
     "max_requests": ("QUEUE_FULL", "requests"),
     "max_tokens": ("QUEUE_TOKENS_FULL", "tokens"),
     "max_tenant_requests": ("TENANT_QUEUE_FULL", "requests"),
+}
+_TENANT_REASONS = {
+    Limit.REQUEST_RATE: ("TENANT_REQUEST_RATE", "requests a second"),
+    Limit.TOKEN_RATE: ("TENANT_TOKEN_RATE", "tokens a second"),
+    Limit.CONCURRENCY: ("TENANT_CONCURRENCY", "requests at a time"),
 }
 #: Reason of the refusal of an id that nobody knows.
 UNKNOWN_REQUEST = "UNKNOWN_REQUEST"
@@ -110,6 +124,18 @@ def queue_full(full: QueueFull, tenant: str) -> StatusError:
         reason,
         retry_after_s=RETRY_AFTER_S,
         quotas=[Quota(subject, description, f"queue_{unit}", full.limit, full.bound)],
+    )
+
+
+def over_limit(over: OverLimit, tenant: str) -> StatusError:
+    """The tenant asks this router for more than it may."""
+    reason, unit = _TENANT_REASONS[over.limit]
+    description = f"the tenant's limit is {over.bound:g} {unit}"
+    return resource_exhausted(
+        f"{description}; try again",
+        reason,
+        retry_after_s=RETRY_AFTER_S if over.wait_s is None else over.wait_s,
+        quotas=[Quota(f"tenant:{tenant}", description, over.limit.value, over.limit.value, math.ceil(over.bound))],
     )
 
 

@@ -149,11 +149,12 @@ class Recent(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """A cancel that the store has accepted; `at` is wall time in seconds."""
+    """A cancel that the store has accepted; `at` is wall time in seconds. `tenant`: whose requests alone it ends; empty: any."""
 
     request_id: str
     reason: str
     at: float
+    tenant: str = ""
 
 
 class AcceptedCancels:
@@ -165,16 +166,22 @@ class AcceptedCancels:
 
     def add(self, cancel: Cancel) -> None:
         """The store has accepted it."""
-        self._accepted.add(cancel.request_id, cancel, clocks.monotonic())
+        self._accepted.add(_grave(cancel.request_id, cancel.tenant), cancel, clocks.monotonic())
 
-    def get(self, request_id: str) -> Cancel | None:
-        """The cancel of that id, if there was one."""
-        return self._accepted.get(request_id, clocks.monotonic())
+    def get(self, request_id: str, tenant: str) -> Cancel | None:
+        """The cancel of that id of that tenant, if there was one."""
+        now = clocks.monotonic()
+        return self._accepted.get(request_id, now) or self._accepted.get(_grave(request_id, tenant), now)
 
     async def tell_again(self) -> None:
         """All of them; one that the store knows, or whose request has ended, changes nothing. Raises StoreUnavailable."""
         for cancel in self._accepted.values(clocks.monotonic()):
-            await self._store.request_cancel(cancel.request_id, cancel.reason, cancel.at)
+            await self._store.request_cancel(cancel.request_id, cancel.reason, cancel.at, cancel.tenant)
+
+
+def _grave(request_id: str, tenant: str) -> str:
+    """Under what a cancel is kept; neither ids nor tenants hold a control character."""
+    return f"{tenant}\x1f{request_id}" if tenant else request_id
 
 
 class UnwrittenEnds:

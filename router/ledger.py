@@ -174,7 +174,7 @@ class Ledger:
         It came before the request, and so before a clock that ran out while the store was asked: as with a tombstone, the
         request ends cancelled. Raises Stopped.
         """
-        cancel = self._cell.cancels.get(self.record.request_id)
+        cancel = self._cell.cancels.get(self.record.request_id, self.record.tenant)
         if cancel is not None:
             self.record.cancel_requested_at, self.record.cancel_reason = cancel.at, cancel.reason
             cancelled = Ending(FinishReason.CANCELLED, Cause.CLIENT_CANCEL)

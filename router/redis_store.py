@@ -180,20 +180,15 @@ class RedisStore:
             record=None if stored is None else redis_codec.record_from_fields(stored),
         )
 
-    async def request_cancel(self, request_id: str, reason: str, at: float) -> CancelResult:
+    async def request_cancel(self, request_id: str, reason: str, at: float, tenant: str = "") -> CancelResult:
         """See `Store`."""
         keys, settings = self._keys, self.settings
         reply = await self._json(
             "request_cancel",
             [keys.record(_checked(request_id)), keys.tombstones, keys.notes, keys.cancels],
             [
-                request_id,
-                repr(at),
-                reason,
-                settings.tombstone_s,
-                settings.max_tombstones,
-                keys.hints,
-                settings.live_ttl_s,
+                *(request_id, repr(at), reason, settings.tombstone_s, settings.max_tombstones),
+                *(keys.hints, settings.live_ttl_s, tenant),
             ],
         )
         return CancelResult(

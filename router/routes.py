@@ -13,6 +13,7 @@ from router.request import ValidatedRequest
 from router.route import Route
 from router.store import StoreUnavailable
 from router.takeover import Takeover
+from router.tenant_limits import OverLimit
 from rpc import clocks
 from rpc.status import draining
 
@@ -61,6 +62,10 @@ class Routes:
             raise endings.no_member()
         if request.delivery.scores_prompt and not self.cell.admission.computes_prompts():
             raise endings.scores_no_prompts()
+        try:
+            self.cell.tenants.check(request.tenant, request.prompt_tokens, clocks.monotonic())
+        except OverLimit as over:
+            raise endings.over_limit(over, request.tenant) from None
         return True
 
     def start(self, arrival: Arrival, takeover: Takeover | None = None) -> Route:
@@ -68,6 +73,7 @@ class Routes:
         request_id = arrival.request.request_id
         route = Route(self.cell, arrival, takeover)
         self._routes[request_id] = route
+        self.cell.tenants.began(route.request.tenant, route.request.prompt_tokens, clocks.monotonic())
         self._idle.clear()
         task = asyncio.create_task(self._run(route), name=f"request {request_id}")
         self._tasks.add(task)
@@ -146,6 +152,7 @@ class Routes:
         try:
             await route.run()
         finally:
+            self.cell.tenants.ended(request.tenant, route.progress.usage().selected_tokens, clocks.monotonic())
             if self._routes.get(request.request_id) is route:
                 del self._routes[request.request_id]
             # What a router that was taken for dead knows of its request is not what others tell of it.

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import grpc
 
 import models
+from router.access import Access
 from router.admission import Admission
 from router.adoption import Adopter
 from router.cancelling import Canceller
@@ -30,6 +31,7 @@ from router.router_peers import RouterPeers
 from router.routes import Routes
 from router.servicer import SERVICE_NAME, Door, InferenceServicer, generic_handler
 from router.store import StoreUnavailable
+from router.tenant_limits import TenantLimits
 from router.upkeep import Upkeep
 from router.without_store import Outage
 from rpc import clocks
@@ -87,6 +89,9 @@ class Router:
         self._load = load or (lambda: load_model(settings.model, settings.served_model_name))
         self._outside = outside or Outside()
         self._metrics = RouterMetrics(frame.metrics)
+        self._access = Access(settings)
+        if self._access.required:
+            frame.gate.know_client = self._access.client
         self._thread = threading.get_ident()
         self._parts: _Parts | None = None
         self._http: HttpDoor | None = None
@@ -99,7 +104,7 @@ class Router:
         """Loads the tokenizer, finds members, takes the lease. Members and store may come later: they make nobody wait."""
         self._open_http()
         loaded = await asyncio.to_thread(self._load)
-        self._parts = parts = _Parts(self._frame, self._settings, loaded, self._metrics, self._outside)
+        self._parts = parts = _Parts(self._frame, self._settings, loaded, self._metrics, self._outside, self._access.limits())
         loop = asyncio.get_running_loop()
         self._metrics.gauges_from(lambda: self._gauges(parts, loop))
         await parts.upkeep.start()
@@ -167,7 +172,13 @@ class _Parts:
     """Everything of a router that has started."""
 
     def __init__(
-        self, frame: Frame, settings: RouterSettings, loaded: LoadedModel, metrics: RouterMetrics, outside: Outside
+        self,
+        frame: Frame,
+        settings: RouterSettings,
+        loaded: LoadedModel,
+        metrics: RouterMetrics,
+        outside: Outside,
+        tenants: TenantLimits,
     ) -> None:
         # The end of an incarnation is its random part: what stands before is the same at each start on one machine.
         name = f"{frame.name}@{frame.incarnation[-12:]}"
@@ -190,6 +201,7 @@ class _Parts:
             metrics=metrics,
             tracing=frame.tracing,
             outage=Outage(settings.redis_outage),
+            tenants=tenants,
         )
         self.routes = Routes(cell, KeptStreams(settings.keep_limits()))
         self.adopter = Adopter(self.routes, self.members, loaded.model, settings.adoption_limits())
@@ -208,6 +220,7 @@ class _Parts:
                 choices=ChoiceCanceller(self.routes, self.peers, canceller.cancel),
                 follower=follower,
                 tracing=frame.tracing,
+                gate=frame.gate,
                 grammars=GrammarCheck(self.members, loaded.model.snapshot),
             )
         )

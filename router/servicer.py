@@ -32,8 +32,10 @@ from router.router_peers import FORWARDED_KEY, TENANT_KEY
 from router.routes import Routes, refresh
 from router.spans import request_attributes
 from router.store import StoreUnavailable
+from router.tenant_limits import OverLimit
 from router.wire import parse
 from rpc import clocks
+from rpc.gate import Caller, Gate, Kind
 from rpc.status import StatusError
 from tandem.v1 import inference_pb2 as pb
 from telemetry import logs, names
@@ -63,6 +65,7 @@ class Door:
     follower: Follower
     tracing: Tracing
     grammars: GrammarCheck
+    gate: Gate
 
 
 class InferenceServicer:
@@ -76,15 +79,17 @@ class InferenceServicer:
     async def generate(self, raw: bytes, context: Any) -> None:
         """One request. The route runs in a task of its own; here its events are written until the end. One that is known
         already is not run again: its stream is taken up."""
-        arrived_at = clocks.monotonic()
+        arrived_at, tenant = clocks.monotonic(), ""
         try:
-            examined = self._examined(raw, context)
+            tenant = self._tenant(await self._door.gate.client(context), context)
+            examined = self._examined(raw, tenant)
             logs.bind(examined.request_id)
+            self._knock(examined)
             request = await self._validated(examined)
             await self._door.follower.settled(request.request_id)
             new = self._door.routes.check(request)
         except StatusError as refusal:
-            if refusal.reason in REFUSALS and await self._ran_before(raw, context):
+            if refusal.reason in REFUSALS and await self._ran_before(raw, context, tenant):
                 return
             metrics = self._door.routes.cell.metrics
             metrics.refusals.inc(1, endings.REFUSAL_LABELS.get(refusal.reason, "invalid"))
@@ -102,9 +107,9 @@ class InferenceServicer:
         repeated = Wanted(request.request_id, next_no, request.tenant, request.fingerprint, moved=new)
         await self._door.follower.follow(repeated, context)
 
-    async def _ran_before(self, raw: bytes, context: Any) -> bool:
+    async def _ran_before(self, raw: bytes, context: Any, tenant: str) -> bool:
         """A request whose adapter is not here any more, or not just now: if it has begun already, it is followed as ever."""
-        message, tenant = parse(pb.GenerateRequest, raw), self._tenant(context)
+        message = parse(pb.GenerateRequest, raw)
         try:
             repeated = Wanted(message.request_id, 0, tenant, validation.fingerprint(message, tenant))
             await self._door.follower.follow(repeated, context)
@@ -116,28 +121,37 @@ class InferenceServicer:
 
     async def attach(self, raw: bytes, context: Any) -> None:
         """The stream of a request from an event on, wherever it runs or has run."""
+        caller = await self._door.gate.client(context)
+        tenant = self._tenant(caller, context)
         message = parse(pb.AttachRequest, raw)
         validation.check_request_id(message.request_id)
         logs.bind(message.request_id)
-        wanted = Wanted(message.request_id, message.next_sequence_no, self._tenant(context), forwarded=_forwarded(context))
+        forwarded = _forwarded(caller, context)
+        wanted = Wanted(message.request_id, message.next_sequence_no, tenant, forwarded=forwarded)
         await self._door.follower.follow(wanted, context)
 
     async def cancel(self, raw: bytes, context: Any) -> Any:
         """Ends a request by id, or one of its choices, wherever it runs."""
+        caller = await self._door.gate.client(context)
         message = parse(pb.CancelRequest, raw)
         validation.check_cancel(message.request_id, message.reason)
         logs.bind(message.request_id)
         if message.HasField("choice"):
-            forwarded, remaining_s = _forwarded(context), context.time_remaining()
-            return await self._door.choices.cancel(message, forwarded=forwarded, timeout_s=remaining_s)
-        return answer_message(await self._door.canceller.cancel(message.request_id, message.reason, wait=message.wait))
+            forwarded, remaining_s = _forwarded(caller, context), context.time_remaining()
+            return await self._door.choices.cancel(message, caller, forwarded=forwarded, timeout_s=remaining_s)
+        owner = "" if caller.operator else caller.tenant
+        answer = await self._door.canceller.cancel(message.request_id, message.reason, wait=message.wait, tenant=owner)
+        return answer_message(answer)
 
     async def get(self, raw: bytes, context: Any) -> Any:
         """The record: live from here, or as stored."""
+        caller = await self._door.gate.client(context)
         request_id = parse(pb.GetRequest, raw).request_id
         validation.check_request_id(request_id)
         route = self._door.routes.get(request_id)
         if route is not None and route.ledger.created:
+            if not caller.may_touch(route.request.tenant):
+                raise endings.unknown_request(request_id)
             return pb.GetResponse(record=record_message(refresh(route)))
         cell = self._door.routes.cell
         record = cell.unwritten.get(request_id)
@@ -147,12 +161,13 @@ class InferenceServicer:
                 await cell.store.check_settled()
         except StoreUnavailable as away:
             raise endings.store_away(away.retry_after_s) from None
-        if record is None:
+        if record is None or not caller.may_touch(record.tenant):
             raise endings.unknown_request(request_id)
         return pb.GetResponse(record=record_message(record))
 
     async def list_models(self, raw: bytes, context: Any) -> Any:
         """The one model of this cell, and who serves it now."""
+        await self._door.gate.client(context)
         parse(pb.ListModelsRequest, raw)
         model, members = self._door.model, self._door.members
         one = pb.Model(
@@ -166,9 +181,8 @@ class InferenceServicer:
         )
         return pb.ListModelsResponse(models=[one])
 
-    def _examined(self, raw: bytes, context: Any) -> Examined:
-        message = parse(pb.GenerateRequest, raw)
-        door, tenant = self._door, self._tenant(context)
+    def _examined(self, raw: bytes, tenant: str) -> Examined:
+        message, door = parse(pb.GenerateRequest, raw), self._door
         return validation.examine(message, tenant, door.model, self._limits, lambda: secrets.randbits(64), door.members.adapter)
 
     async def _validated(self, examined: Examined) -> ValidatedRequest:
@@ -178,9 +192,21 @@ class InferenceServicer:
             await self._door.grammars.check(request.grammar)
         return request
 
-    def _tenant(self, context: Any) -> str:
-        """Who is accounted. Only something trusted in front of this router may say so."""
-        if not self._door.settings.trust_tenant_header:
+    def _knock(self, examined: Examined) -> None:
+        """Counts a request before work is done for it, unless it is known here. Raises StatusError (RESOURCE_EXHAUSTED)."""
+        if self._door.routes.held(examined.request_id) is not None:
+            return
+        try:
+            self._door.routes.cell.tenants.knock(examined.tenant, clocks.monotonic())
+        except OverLimit as over:
+            raise endings.over_limit(over, examined.tenant) from None
+
+    def _tenant(self, caller: Caller, context: Any) -> str:
+        """Who is accounted: whose the token is. Without tokens only something trusted in front of this router may say so, and
+        with them another router, which passes on what a client of its asked for."""
+        if caller.kind is Kind.CLIENT:
+            return caller.tenant
+        if caller.kind is not Kind.CELL and not self._door.settings.trust_tenant_header:
             return DEFAULT_TENANT
         metadata = context.invocation_metadata() or ()
         tenant = next((str(value) for key, value in metadata if key == TENANT_KEY), DEFAULT_TENANT)
@@ -201,9 +227,9 @@ class InferenceServicer:
         return Arrival(request, Deadlines(limits, arrived_at), rpc_bound, span)
 
 
-def _forwarded(context: Any) -> bool:
+def _forwarded(caller: Caller, context: Any) -> bool:
     """Whether another router asks."""
-    return any(key == FORWARDED_KEY for key, _ in context.invocation_metadata() or ())
+    return caller.may_forward and any(key == FORWARDED_KEY for key, _ in context.invocation_metadata() or ())
 
 
 def generic_handler(serving: Callable[[], InferenceServicer]) -> Any:

@@ -126,6 +126,8 @@ class CancelOutcome(Enum):
 
     ACCEPTED = "accepted"
     ALREADY_ENDED = "already_ended"
+    NOT_THEIRS = "not_theirs"
+    """The record is another tenant's: nothing was done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,8 +305,9 @@ class Store(Protocol):
         the record's state has no edge for `event`.
         """
 
-    async def request_cancel(self, request_id: str, reason: str, at: float) -> CancelResult:
-        """Flag a cancel and tell the owner, whatever the state; an id never seen leaves a tombstone for 60 s.
+    async def request_cancel(self, request_id: str, reason: str, at: float, tenant: str = "") -> CancelResult:
+        """Flag a cancel and tell the owner, whatever the state; an id never seen leaves a tombstone for 60 s. `tenant`: it is
+        about a request of that tenant alone, also one that is still to come; empty: about anybody's.
 
         The first cancel's time and reason stay. The state changes when the owner observes it (Event.CANCEL).
         """

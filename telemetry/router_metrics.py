@@ -16,7 +16,8 @@ CANCEL_STAGES = ("unknown", "created", "queued", "admitted", "prefilling", "deco
 #: Why a request was never created, or a member was not given one.
 REFUSALS = (
     *("queue_full", "queue_tokens_full", "tenant_limit", "no_member", "store_away", "draining", "invalid", "unknown_model"),
-    *("unknown_adapter", "id_conflict", "deadline", "member_refused"),
+    *("unknown_adapter", "id_conflict", "deadline", "member_refused", "unauthenticated", "keys_away"),
+    *("tenant_request_rate", "tenant_token_rate", "tenant_concurrency"),
 )
 #: What became of a request that was taken over from a dead router.
 ADOPTIONS = ("adopted", "seat_gone", "begun_anew")

@@ -16,6 +16,7 @@ from router.request import ServedModel
 from router.service import LoadedModel, Outside, Router
 from router.store import StoreUnavailable
 from rpc.channels import internal_client_options
+from rpc.dialling import RenewedChannel
 from rpc.serving import Process
 from rpc.status import ErrorDetails, details_from
 from tandem.pools.v1 import member_pb2, member_pb2_grpc
@@ -70,11 +71,14 @@ class Answer:
 
 
 class Client:
-    """A client of one router."""
+    """A client of one router; `token`: what it shows there."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, token: str = "") -> None:
         # Small windows, so that a test that does not read is felt at the router.
         self.channel = grpc.aio.insecure_channel(address, options=internal_client_options())
+        if token:
+            plain, shown = self.channel, (("authorization", f"Bearer {token}"),)
+            self.channel = RenewedChannel(lambda credentials: plain, lambda: None, lambda: shown)
         self.stub = inference_pb2_grpc.InferenceServiceStub(self.channel)
         self.admin = member_pb2_grpc.AdminServiceStub(self.channel)
 
@@ -236,9 +240,10 @@ async def router_world(
     decode_info: dict[str, object] | None = None,
     lease_s: float = 5.0,
     adapters: Mapping[str, dict[str, str]] | None = None,
+    token: str = "",
     **changes: Any,
 ) -> AsyncIterator[World]:
-    """A cell; at the end everything is stopped in order. `changes` are settings of the routers."""
+    """A cell; at the end everything is stopped in order. `changes` are settings of the routers, `token` is its clients'."""
     async with fake_pools(prefills, decodes, decode_info, adapters) as (prefill, decode):
         made: list[Process] = []
         clients: list[Client] = []
@@ -265,7 +270,7 @@ async def router_world(
                     "router",
                 )
                 made.append(process)
-                clients.append(Client((await process.open()).address))
+                clients.append(Client((await process.open()).address, token))
             yield World(prefill, decode, made, clients, links)
         finally:
             for client in clients:

@@ -18,10 +18,16 @@ local function create(names, copy, cancelled_text, operation, times)
 
   local now = server_time()
   record = {}
-  local note = redis.call('HGET', names[3], id)
-  local buried_until = redis.call('ZSCORE', names[2], id)
+  local graves = { id, grave_of(id, copy.fields.tenant) }
+  local note
+  for _, grave in ipairs(graves) do
+    local buried_until = redis.call('ZSCORE', names[2], grave)
+    if buried_until and tonumber(buried_until) > now then
+      note = note or redis.call('HGET', names[3], grave)
+    end
+  end
 
-  if note and buried_until and tonumber(buried_until) > now then
+  if note then
     local cancel = cjson.decode(note)
     local cancelled = cjson.decode(cancelled_text)
     if not follows_table(cjson.decode(cancelled.fields.transitions), cancelled.fields.state) then
@@ -33,8 +39,8 @@ local function create(names, copy, cancelled_text, operation, times)
     cancelled.fields.created_outcome = 'already_cancelled'
     cancelled.fields.holds = '[]'
     save(names[1], record, cancelled.fields, times[2])
-    redis.call('ZREM', names[2], id)
-    redis.call('HDEL', names[3], id)
+    redis.call('ZREM', names[2], unpack(graves))
+    redis.call('HDEL', names[3], unpack(graves))
     return 'already_cancelled', record
   end
 
@@ -47,8 +53,8 @@ local function create(names, copy, cancelled_text, operation, times)
   copy.fields.created_outcome = 'created'
   copy.fields.holds = '[]'
   save(names[1], record, copy.fields, times[1])
-  redis.call('ZREM', names[2], id)
-  redis.call('HDEL', names[3], id)
+  redis.call('ZREM', names[2], unpack(graves))
+  redis.call('HDEL', names[3], unpack(graves))
   redis.call('SADD', names[4], id)
   redis.call('EXPIRE', names[4], times[1])
   redis.call('ZADD', names[5], 'NX', now + tonumber(times[3]), record.router)

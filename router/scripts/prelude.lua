@@ -14,6 +14,14 @@
 
 local SEP = '\31'
 
+-- The name of the tombstone of an id: of the one that a tenant left for its own requests, or ('') of anybody's.
+local function grave_of(id, tenant)
+  if tenant == '' then
+    return id
+  end
+  return tenant .. SEP .. id
+end
+
 local function server_time()
   local time = redis.call('TIME')
   return tonumber(time[1]) + tonumber(time[2]) / 1000000

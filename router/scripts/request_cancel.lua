@@ -1,8 +1,13 @@
 -- Flags a cancel on the record and tells its owner; leaves a tombstone for an id that is not known.
 -- KEYS: record, tombstones, tombstone notes, cancels
--- ARGV: id, time, reason, tombstone_s, max_tombstones, channel prefix of the cell, live_ttl_s
-local id = ARGV[1]
+-- ARGV: id, time, reason, tombstone_s, max_tombstones, channel prefix of the cell, live_ttl_s,
+-- tenant whose request alone it may be ('': anybody's)
+local id, tenant = ARGV[1], ARGV[8]
 local record = load_record(KEYS[1])
+
+if record and tenant ~= '' and record.tenant ~= tenant then
+  return cjson.encode({ outcome = 'not_theirs', state = '', ending = '', owner = '' })
+end
 
 if record and TERMINAL[record.state] then
   return cjson.encode({ outcome = 'already_ended', state = record.state, ending = record.ending, owner = '' })
@@ -18,6 +23,7 @@ if record then
   return cjson.encode({ outcome = 'accepted', state = record.state, ending = '', owner = record.router })
 end
 
+id = grave_of(id, tenant)
 local now = server_time()
 local buried_until = redis.call('ZSCORE', KEYS[2], id)
 local note = cjson.encode({ at = ARGV[2], reason = ARGV[3] })
