@@ -11,9 +11,15 @@ from typing import Any
 import yaml
 from helm_python import Chart
 
+from decode_svc.config import DecodeSettings
+from prefill_svc.config import PrefillSettings
+from router.config import RouterSettings
+from rpc.settings import load_settings
+
 CHART = Path(__file__).resolve().parents[2] / "charts" / "tandem"
 RELEASE, NAMESPACE = "demo", "llm"
 ROLES = ("router", "prefill", "decode")
+KINDS: dict[str, Any] = {"router": RouterSettings, "prefill": PrefillSettings, "decode": DecodeSettings}
 POD_IP = {"IPv4": "10.1.2.3", "IPv6": "fd00::7"}
 SECRET_URL = "rediss://cell:hunter2@store.example:6380/0"
 
@@ -111,3 +117,15 @@ def _value_from(source: Object, container: Object, ip: str) -> str:
     kind, resource = reference["resource"].split(".")
     wanted = str(container["resources"].get(kind, {}).get(resource, "0"))
     return str(math.ceil(float(wanted[:-1]) / 1000 if wanted.endswith("m") else float(wanted)))
+
+
+def settings_of(name: str, role: str) -> Any:
+    """What the process of a role would make of its arguments and variables. Raises SettingsError."""
+    ip = POD_IP[merged(VALUE_SETS[name])["ipFamily"]]
+    arguments, env = started(pods(rendered(name))[role], ip)
+    return load_settings(KINDS[role], arguments, env, prog=role)
+
+
+def roles_in(name: str) -> list[str]:
+    """The roles that a value set has pods of."""
+    return [role for role in ROLES if role in pods(rendered(name))]

