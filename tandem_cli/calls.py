@@ -8,11 +8,12 @@ import typer
 
 from tandem_cli.client import connect, failure_of
 from tandem_cli.exits import Exit, Failure
+from tandem_cli.trust import trusted
 
 #: Longer than the router's longest wait for a cancel to be effective.
 CALL_TIMEOUT_S = 35.0
 
-Address = Annotated[str, typer.Option("--address", help="host:port of a router.", envvar="TANDEM_ADDRESS")]
+Address = Annotated[str, typer.Option("--address", help="host:port of a router.", envvar="TANDEM_ADDRESS", callback=trusted)]
 
 
 def call(address: str, method: str, request: Any) -> Any:

@@ -9,9 +9,11 @@ import grpc.aio
 
 from rpc.channels import client_options
 from rpc.status import ErrorDetails, details_from
+from rpc.watched_files import BadFile
 from tandem.v1 import inference_pb2 as pb
 from tandem.v1 import inference_pb2_grpc as pb_grpc
 from tandem_cli.exits import Exit, Failure
+from tandem_cli.trust import Trust, trust_in
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 #: Answers may carry a whole text at once.
@@ -21,6 +23,8 @@ _EXIT_BY_STATUS = {
     grpc.StatusCode.OK: Exit.OK,
     grpc.StatusCode.INVALID_ARGUMENT: Exit.BAD_INPUT,
     grpc.StatusCode.ALREADY_EXISTS: Exit.BAD_INPUT,
+    grpc.StatusCode.UNAUTHENTICATED: Exit.BAD_INPUT,
+    grpc.StatusCode.PERMISSION_DENIED: Exit.BAD_INPUT,
     grpc.StatusCode.RESOURCE_EXHAUSTED: Exit.REFUSED,
     grpc.StatusCode.UNAVAILABLE: Exit.REFUSED,
     grpc.StatusCode.NOT_FOUND: Exit.NOT_FOUND,
@@ -65,9 +69,13 @@ def _for_scripts(details: ErrorDetails) -> dict[str, object]:
 
 
 @contextlib.asynccontextmanager
-async def connect(address: str) -> AsyncIterator[pb_grpc.InferenceServiceStub]:
-    """A stub for one router; the channel is closed at the end."""
-    async with grpc.aio.insecure_channel(address, options=client_options(RECEIVE_MAX_BYTES)) as channel:
+async def connect(address: str, trust: Trust | None = None) -> AsyncIterator[pb_grpc.InferenceServiceStub]:
+    """A stub for one router; the channel is closed at the end. `trust`: None: as the address says. Raises Failure."""
+    try:
+        channel = (trust or trust_in(address)).channel(address, client_options(RECEIVE_MAX_BYTES))
+    except BadFile as bad:
+        raise Failure(Exit.BAD_INPUT, str(bad)) from None
+    async with channel:
         yield pb_grpc.InferenceServiceStub(channel)
 
 

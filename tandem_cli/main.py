@@ -19,6 +19,7 @@ from tandem_cli.grammar_options import Ebnf, JsonObject, JsonSchema, Regex, gram
 from tandem_cli.models_commands import AsJson, models_app
 from tandem_cli.printer import Printer
 from tandem_cli.record_view import as_dict, timeline
+from tandem_cli.trust import trust
 from tandem_cli.up import up
 
 EPILOG = f"\b\nExit status:\n{exit_table()}"
@@ -33,13 +34,12 @@ EventsAsJson = Annotated[bool, typer.Option("--json", help="Print each event of 
 INT32_MAX = 2**31 - 1
 
 app = typer.Typer(
-    help="Serve language models with separate prefill and decode pools, and call them.",
-    epilog=EPILOG,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.callback(epilog=EPILOG)(trust)
 app.command("up", epilog=EPILOG)(up)
 app.command("demo", epilog=EPILOG)(demo)
 app.add_typer(models_app, name="models")

@@ -91,6 +91,7 @@ class World:
     stub: prefill_pb2_grpc.PrefillServiceStub
     admin: member_pb2_grpc.AdminServiceStub
     process: Process
+    stub_channel: grpc.aio.Channel
     ended: bool = False
 
     def request(self, prompt: list[int], grant: Grant, **changes: object) -> prefill_pb2.PrefillRequest:
@@ -152,7 +153,7 @@ async def member(**settings: object) -> AsyncIterator[World]:
         frame = await process.open()
         async with grpc.aio.insecure_channel(frame.address) as channel:
             stub, admin = prefill_pb2_grpc.PrefillServiceStub(channel), member_pb2_grpc.AdminServiceStub(channel)
-            world = World(frame, fabric, runner, Reader(fabric), stub, admin, process)
+            world = World(frame, fabric, runner, Reader(fabric), stub, admin, process, channel)
             yield world
     finally:
         runner.gate.release()

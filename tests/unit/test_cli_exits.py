@@ -58,6 +58,8 @@ def test_nobody_there_and_gone_are_told_apart() -> None:
         (grpc.StatusCode.CANCELLED, Exit.CANCELLED),
         (grpc.StatusCode.INTERNAL, Exit.FAILED),
         (grpc.StatusCode.ALREADY_EXISTS, Exit.BAD_INPUT),
+        (grpc.StatusCode.UNAUTHENTICATED, Exit.BAD_INPUT),
+        (grpc.StatusCode.PERMISSION_DENIED, Exit.BAD_INPUT),
     ],
 )
 def test_statuses(status: grpc.StatusCode, code: Exit) -> None:
