@@ -4,10 +4,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+import typer
 import yaml
 from helm_python import Chart
 
 from rpc.settings import load_settings
+from tandem_cli.main import app
+from tandem_cli.trust import TOKEN_VARIABLE
 from tests.unit.chart_render import (
     CHART,
     KINDS,
@@ -122,6 +125,24 @@ def test_members_know_their_cell_and_routers_their_clients() -> None:
     assert router.cell_secret_file == settings_of("auth", "decode").cell_secret_file == "/etc/tandem/cell/secret"
     assert router.token_file == "/etc/tandem/tokens/tokens.toml"
     assert (router.jwt_issuer, router.jwt_algorithms) == ("https://issuer.example", ("RS256", "ES256"))
+
+
+def test_helm_test_calls_as_a_client_has_to() -> None:
+    variables = {one.envvar for one in typer.main.get_command(app).params if one.envvar} | {TOKEN_VARIABLE}
+    for name, wanted in (
+        ("minimal", set()),
+        ("tls", {"TANDEM_TLS_CA", "TANDEM_TLS_NAME", "TANDEM_TLS_CERT", "TANDEM_TLS_KEY"}),
+        ("auth", {"TANDEM_TLS_CA", "TANDEM_TLS_NAME", "TANDEM_TOKEN"}),
+    ):
+        found = container(name, "test")
+        set_here = {one["name"] for one in found["env"]} - {"HOME", "USER", "TANDEM_CACHE"}
+        assert set_here == wanted <= variables
+        folders = {mount["mountPath"] for mount in found["volumeMounts"]}
+        assert {str(Path(one["value"]).parent) for one in found["env"] if str(one.get("value")).startswith("/etc/")} <= folders
+    tokens = {"tokens": {"secretName": "tokens"}, "cellSecret": {"secretName": "cell"}}
+    assert "test" not in pods(tuple(objects({"auth": tokens})))
+    assert "There is no helm test" in render({"auth": tokens})["NOTES.txt"]
+    assert "tandem --tls-ca ca.crt --tls-name cell.example --tls-cert" in render(VALUE_SETS["tls"])["NOTES.txt"]
 
 
 @pytest.mark.parametrize(("form", "field"), [("keySet", "jwt_jwks_file"), ("key", "jwt_key_file")])

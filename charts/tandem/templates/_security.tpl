@@ -49,6 +49,37 @@ otherwise.
 {{- end }}
 {{- end -}}
 
+{{/* "true" where clients have to say who they are. Takes the root. */}}
+{{- define "tandem.wantsTokens" -}}
+{{- $auth := .Values.auth -}}
+{{- if or $auth.tokens.secretName $auth.jwt.secretName $auth.jwt.jwksUrl -}}true{{- end -}}
+{{- end -}}
+
+{{/* Variables of a client in the cluster, as `tandem --help` lists them. Takes the root. */}}
+{{- define "tandem.clientEnv" -}}
+{{- if .Values.tls.enabled }}
+- name: TANDEM_TLS_CA
+  value: /etc/tandem/tls/ca.crt
+- name: TANDEM_TLS_NAME
+  value: {{ include "tandem.serverName" . | quote }}
+{{- if .Values.tls.clientCertificates }}
+- name: TANDEM_TLS_CERT
+  value: /etc/tandem/tls/tls.crt
+- name: TANDEM_TLS_KEY
+  value: /etc/tandem/tls/tls.key
+{{- end }}
+{{- end }}
+{{- with .Values.auth.testToken }}
+{{- if .secretName }}
+- name: TANDEM_TOKEN
+  valueFrom:
+    secretKeyRef:
+      name: {{ .secretName }}
+      key: {{ .secretKey }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
 {{/* Takes auth.jwt. */}}
 {{- define "tandem.jwtArgs" -}}
 {{- if or .secretName .jwksUrl }}
@@ -69,8 +100,10 @@ otherwise.
 {{- if $values.tls.enabled }}
 tls: {{ $values.tls.secretName }}
 {{- end }}
+{{- if ne .role "test" }}
 {{- with $values.auth.cellSecret.secretName }}
 cell: {{ . }}
+{{- end }}
 {{- end }}
 {{- if eq .role "router" }}
 {{- with $values.auth.tokens.secretName }}
