@@ -39,7 +39,10 @@ PROGRESS_DELAY_US = 10_000
 
 TLS_TCP = "tcp"
 TLS_CMA = "cma"
-_UCX_TLS = {TLS_TCP: "tcp", TLS_CMA: "tcp,cma"}
+TLS_RDMA = "rdma"
+# rdma names no TCP beside it: a device that cannot be used shall fail the start, not slow everything down without a word.
+_UCX_TLS = {TLS_TCP: "tcp", TLS_CMA: "tcp,cma", TLS_RDMA: "rc"}
+_RDMA_DEVICES = Path("/sys/class/infiniband")
 _REQUIRED = {"UCX_USE_MT_MUTEX": "y", "UCX_TCP_CONN_NB": "y"}
 _DEFAULTS = {"UCX_TCP_USER_TIMEOUT": "10s", "NIXL_LOG_LEVEL": "WARN"}
 
@@ -53,12 +56,15 @@ class TransportSettings(HandoverError):
 def prepare_environment(tls: str = TLS_TCP, net_devices: str | None = None, port_range: tuple[int, int] | None = None) -> None:
     """Set what UCX and NIXL read from the environment. Call it in main(), before anything imports nixl.
 
-    tls: "tcp" (fenced by destroying a receiving agent) or "cma" (shared memory of one host, fenced only by the writer's death).
+    tls: "tcp" (fenced by destroying a receiving agent), "cma" (shared memory of one host) or "rdma" (InfiniBand or RoCE); the
+    latter two are fenced only by the writer's death.
     net_devices: comma-separated devices to listen on. UCX does not authenticate, so name the pod network's ("lo" at home).
     port_range: lowest and highest TCP port, one for each agent. Raises TransportSettings.
     """
     if tls not in _UCX_TLS:
         raise TransportSettings(f"transport {tls!r} is not known: choose one of {', '.join(sorted(_UCX_TLS))}")
+    if tls == TLS_RDMA and not any(_RDMA_DEVICES.glob("*")):
+        raise TransportSettings(f"transport rdma needs an RDMA device and {_RDMA_DEVICES} shows none: choose tcp, or give one")
     wanted = {"UCX_TLS": _UCX_TLS[tls], **_REQUIRED}
     if net_devices is not None:
         _check_devices(net_devices)
@@ -338,7 +344,7 @@ class NixlReceiver:
         return arrived
 
     def fence(self, writer: str) -> bool:
-        """See Receiver. TCP: destroying the agent closes its connections. CMA: only the writer's death, seen by this kernel."""
+        """See Receiver. TCP: destroying the agent closes its connections. Else: only the writer's death, seen by this kernel."""
         if writer not in self._agents:
             return True
         if not self._destroying_fences and not proven_dead(writer):

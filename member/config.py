@@ -74,8 +74,8 @@ class MemberSettings(ServerSettings, kw_only=True, frozen=True, forbid_unknown_f
         setting("Keep full pages of prompts whose requests are over, for later ones that begin the same, while there is room."),
     ] = True
     transport: Annotated[
-        Literal["tcp", "cma", "memory"],
-        setting("How KV pages travel: NIXL over TCP, NIXL over shared memory of one host, or within one process."),
+        Literal["tcp", "cma", "rdma", "memory"],
+        setting("How KV pages travel: NIXL over TCP, over shared memory of one host or over RDMA, or within one process."),
     ] = "tcp"
     net_devices: Annotated[
         str, setting("Network devices that NIXL listens on, separated by commas; unset: UCX chooses.", max_length=1024)

@@ -22,7 +22,9 @@ def prepare_transport(settings: MemberSettings) -> None:
     The memory transport works within one process only, so a process of its own cannot use it.
     """
     if settings.transport == "memory":
-        raise TransportSettings("transport memory works within one process only; choose tcp or cma for a process of its own")
+        raise TransportSettings(
+            "transport memory works within one process only; choose tcp, cma or rdma for a process of its own"
+        )
     ports = None
     if settings.transfer_ports:
         low, _, high = settings.transfer_ports.partition("-")

@@ -1,13 +1,15 @@
 """Compiles the kernels for one instruction set and keeps the library in the cache folder.
 
 The name of a library holds a hash of the sources, the options and the compiler's version: another of these is another
-file, and a file that is there is never written again.
+file, and a file that is there is never written again. An installation without a compiler, such as an image, brings libraries
+along: they lie in a folder beside this file and come first.
 """
 
 import hashlib
 import os
 import shutil
 import subprocess
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,6 +18,7 @@ from engine.native.instruction_sets import InstructionSet
 from models.cache import LockHeld, only_holder
 
 SOURCES = Path(__file__).parent / "src"
+BROUGHT = Path(__file__).parent / "brought"
 COMPILER_VARIABLE = "CXX"
 COMPILERS = ("c++", "g++", "clang++")
 OPTIONS = (
@@ -53,8 +56,29 @@ def library_path(instructions: InstructionSet, folder: Path) -> Path:
     return folder / "native" / f"tandem_native_{instructions.name}_{_key(find_compiler(), instructions)}.so"
 
 
-def library_for(instructions: InstructionSet, folder: Path) -> Path:
-    """The compiled library in the cache folder; made now when there is none. Raises BuildFailed."""
+def brought_path(instructions: InstructionSet, brought: Path = BROUGHT) -> Path:
+    """Where an installation that has no compiler keeps the library of these sources."""
+    return brought / f"tandem_native_{instructions.name}_{_digest((OPTIONS, instructions.flags))}.so"
+
+
+def bring_along(every: Sequence[InstructionSet], brought: Path = BROUGHT) -> list[Path]:
+    """Compile sets into the installation, for processes that will have no compiler. Raises BuildFailed."""
+    compiler = find_compiler()
+    paths = [brought_path(instructions, brought) for instructions in every]
+    try:
+        brought.mkdir(parents=True, exist_ok=True)
+        for instructions, path in zip(every, paths, strict=True):
+            _build(compiler, instructions, path)
+    except OSError as error:
+        raise BuildFailed(f"the library cannot be kept in {brought}: {error}") from error
+    return paths
+
+
+def library_for(instructions: InstructionSet, folder: Path, brought: Path = BROUGHT) -> Path:
+    """The library that was brought along, or the one in the cache folder; made now when there is none. Raises BuildFailed."""
+    along = brought_path(instructions, brought)
+    if along.exists():
+        return along
     path = library_path(instructions, folder)
     if path.exists():
         return path
@@ -72,7 +96,12 @@ def library_for(instructions: InstructionSet, folder: Path) -> Path:
 
 def _key(compiler: str, instructions: InstructionSet) -> str:
     told = _run([compiler, "--version"]) + _run([compiler, "-dumpmachine"])
-    digest = hashlib.sha256(repr((told, OPTIONS, instructions.flags)).encode())
+    return _digest((told, OPTIONS, instructions.flags))
+
+
+def _digest(what: tuple[object, ...]) -> str:
+    """Of the sources and of what else makes a library another one."""
+    digest = hashlib.sha256(repr(what).encode())
     for source in sorted(SOURCES.iterdir()):
         digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
     return digest.hexdigest()[:16]

@@ -7,7 +7,7 @@ from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_ui
 from functools import cache
 from pathlib import Path
 
-from engine.native.build import BuildFailed, library_for
+from engine.native.build import BROUGHT, BuildFailed, library_for
 from engine.native.instruction_sets import INSTRUCTION_SETS, InstructionSet, sets_here
 from models.cache import cache_folder
 
@@ -261,7 +261,9 @@ def _open_once(instructions: InstructionSet, folder: Path) -> Library:
     path = library_for(instructions, folder)
     try:
         return Library(path, instructions)
-    except OSError:
+    except OSError as error:
+        if path.parent == BROUGHT:
+            raise BuildFailed(f"the library that came with this installation does not load: {error}") from error
         path.unlink(missing_ok=True)
     try:
         return Library(library_for(instructions, folder), instructions)

@@ -11,7 +11,7 @@ import torch
 
 from engine.backend import BackendUnfit, Setup
 from engine.backend_check import BACKENDS, check_backend, choose_backend
-from engine.native.build import BuildFailed, find_compiler, library_for, library_path
+from engine.native.build import BuildFailed, bring_along, find_compiler, library_for, library_path
 from engine.native.instruction_sets import AMX, INSTRUCTION_SETS, PLAIN, InstructionSet, sets_here
 from engine.native.library import INSTRUCTIONS_VARIABLE, chosen_set, open_library
 from models.cache import CACHE_VARIABLE
@@ -51,6 +51,18 @@ def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def links(compiler: Path) -> int:
     return len((compiler.parent / "links").read_text().splitlines())
+
+
+def test_a_library_that_was_brought_along_needs_no_compiler(
+    compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    brought = tmp_path / "brought"
+    paths = bring_along((PLAIN, AMX), brought)
+    assert set(brought.iterdir()) == set(paths) and links(compiler) == 2
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert [library_for(one, tmp_path / "cache", brought) for one in (PLAIN, AMX)] == paths
+    with pytest.raises(BuildFailed, match="no C\\+\\+ compiler"):
+        library_for(PLAIN, tmp_path / "cache")
 
 
 def test_a_library_is_made_once_and_leaves_nothing_else(compiler: Path, tmp_path: Path) -> None:

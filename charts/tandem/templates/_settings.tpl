@@ -5,13 +5,8 @@
 {{- $values := .root.Values -}}
 {{- $drain := (get $values .role).drain -}}
 - "--name=$(POD_NAME)"
-{{- if eq $values.ipFamily "IPv6" }}
-- "--listen=[::]:{{ int .port }}"
-- "--advertise=[$(POD_IP)]:{{ int .port }}"
-{{- else }}
-- "--listen=0.0.0.0:{{ int .port }}"
-- "--advertise=$(POD_IP):{{ int .port }}"
-{{- end }}
+- "--listen={{ include "tandem.everywhere" . }}"
+- "--advertise={{ ternary "[$(POD_IP)]" "$(POD_IP)" (eq $values.ipFamily "IPv6") }}:{{ int .port }}"
 - "--metrics-port={{ if $values.metrics.enabled }}{{ int $values.metrics.port }}{{ else }}none{{ end }}"
 - "--model={{ $values.model.name }}"
 - "--log-level={{ $values.logLevel }}"
@@ -20,6 +15,9 @@
 - "--drain-settle-s={{ $drain.settleSeconds }}"
 {{- with $values.otlpEndpoint }}
 - "--otlp-endpoint={{ . }}"
+{{- end }}
+{{- with include "tandem.securityArgs" . | trim }}
+{{ . }}
 {{- end }}
 {{- end -}}
 
@@ -61,7 +59,25 @@ cell: cell
 redis_url: redis.url or redis.secretName
 decode: decode.replicas
 prefill: prefill.enabled
-transport: ""
-net_devices: transfer.netDevices
+transport: rdma.enabled
+net_devices: transfer.netDevices or rdma.netDevices
 transfer_ports: transfer.portRange
+redis_sentinel_username: redis.sentinel.username
+redis_sentinel_password: redis.sentinel.secretName
+http_listen: router.http.enabled
+health_listen: tls.healthPort
+tls_cert_file: tls.secretName
+tls_key_file: tls.secretName
+tls_ca_file: tls.secretName
+tls_client_ca_file: tls.clientCertificates
+tls_server_name: tls.serverName
+internal_identities: tls.serverName
+cell_secret_file: auth.cellSecret
+token_file: auth.tokens
+jwt_key_file: auth.jwt
+jwt_jwks_file: auth.jwt
+jwt_jwks_url: auth.jwt.jwksUrl
+jwt_issuer: auth.jwt.issuer
+jwt_audience: auth.jwt.audience
+jwt_algorithms: auth.jwt.algorithms
 {{- end -}}
