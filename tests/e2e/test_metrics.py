@@ -33,7 +33,8 @@ ROUTER = {
     *("router_end_to_end_seconds", "router_phase_seconds", "router_cancels_total", "router_cancel_effective_seconds"),
     *("router_attempts_total", "router_failovers_total", "router_store_seconds", "router_store_errors_total"),
     *("router_members", "router_stale_members", "router_leases", "router_open_tickets", "router_open_streams"),
-    *("router_placements_total", "router_prefix_hints"),
+    *("router_placements_total", "router_prefix_hints", "router_store_available", "router_unwritten_ends"),
+    *("router_lease_lapses_total", "router_store_forgets_total", "router_moves_total", "router_adoptions_total"),
 }
 PREFILL = {
     *("prefill_requests_total", "prefill_step_seconds", "prefill_step_tokens", "prefill_step_sequences"),
@@ -50,6 +51,7 @@ DECODE = {
     *("decode_kv_used_ratio", "decode_pages", "decode_grants_total", "decode_stream_buffer_bytes", "decode_slow_readers"),
     *("decode_handover_seconds", "decode_received_bytes_total", "decode_cancel_effective_seconds", "decode_refusals_total"),
     *("decode_open_grants", "decode_landing_rows", "decode_seats", "decode_stray_notices_total", "decode_preemptions_total"),
+    *("decode_oldest_grant_seconds", "decode_grammars", "decode_draft_tokens_total"),
     *("decode_moves_total", "decode_moved_bytes_total", "decode_move_seconds", "decode_move_pause_seconds"),
     *("decode_cached_tokens_total", "decode_prefix_indexed_pages", "decode_prefix_pages_total"),
     *("decode_prefix_stored_pages_total", "decode_prefix_evicted_pages_total"),
