@@ -1,6 +1,6 @@
 """What an ended request leaves in the metrics."""
 
-from lifecycle.finish import COMPLETE
+from lifecycle.finish import COMPLETE, is_failure
 from lifecycle.record import RequestRecord
 from lifecycle.states import State
 from lifecycle.usage import Usage
@@ -22,6 +22,8 @@ def observe_end(metrics: RouterMetrics, record: RequestRecord) -> None:
         return
     failed = record.state is State.FAILED
     metrics.requests.inc(1, (ending.cause.value if failed else "") or ending.reason.value)
+    if is_failure(ending):
+        metrics.failures.inc()
     if record.counted:
         _observe_usage(metrics, usage)
     metrics.sent_bytes.inc(record.sent_bytes)

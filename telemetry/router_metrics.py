@@ -91,6 +91,9 @@ class RouterMetrics:
         self.requests = registry.counter(
             "router_requests_total", "Requests that ended, by finish reason or failure label.", {"outcome": _OUTCOMES}
         )
+        self.failures = registry.counter(
+            "router_failed_requests_total", "Of those the ones that the cell failed: no cancel, no deadline of the client."
+        )
         self.refusals = registry.counter("router_refusals_total", "Requests refused at the door, by cause.", {"cause": REFUSALS})
         self.unrecorded = registry.counter(
             "router_unrecorded_requests_total",

@@ -1,7 +1,9 @@
 """What requests leave in the router's metrics: counts, times, and traces where somebody would look for them."""
 
+import pytest
 from prometheus_client.openmetrics.exposition import generate_latest
 
+from lifecycle.finish import Cause, Ending, FinishReason, is_failure
 from router.observing import NOTED_GAP_S, observe_gap
 from telemetry.registry import MetricsRegistry
 from telemetry.router_metrics import RouterGauges, RouterMetrics
@@ -36,3 +38,20 @@ def test_what_the_store_counts_is_shown() -> None:
     }
     assert values == {"store_available": 1, "unwritten_ends": 4, "lease_lapses_total": 2, "store_forgets_total": 3}
     assert registry.registry.get_sample_value("tandem_router_queued_requests", {"priority": "0"}) == 0
+
+
+@pytest.mark.parametrize(
+    ("ending", "failed"),
+    [
+        (Ending(FinishReason.EOS), False),
+        (Ending(FinishReason.CANCELLED, Cause.CLIENT_CANCEL), False),
+        (Ending(FinishReason.DEADLINE_EXCEEDED, Cause.QUEUE_DEADLINE), False),
+        (Ending(FinishReason.DEADLINE_EXCEEDED, Cause.INTER_TOKEN_ENGINE), True),
+        (Ending(FinishReason.SLOW_CONSUMER, Cause.SLOW_CONSUMER), False),
+        (Ending(FinishReason.MODEL_ERROR, Cause.MODEL_FAILED), True),
+        (Ending(FinishReason.MODEL_ERROR, Cause.GRAMMAR_FAILED), False),
+        (Ending(FinishReason.TRANSPORT_ERROR, Cause.ATTEMPTS_EXHAUSTED), True),
+    ],
+)
+def test_the_cell_is_blamed_for_what_it_failed_only(ending: Ending, failed: bool) -> None:
+    assert is_failure(ending) is failed
