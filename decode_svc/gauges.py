@@ -1,7 +1,9 @@
 """The gauges of a decode member, from its last snapshot."""
 
 from decode_svc.snapshot import Snapshot
+from kv_transfer.grants import ReaderStatistics
 from member.prefix_gauges import prefix_gauges
+from rpc import clocks
 from telemetry.decode_metrics import DecodeGauges
 
 
@@ -21,7 +23,6 @@ def gauges(
     """What is shown; before the first snapshot only what the event loop knows. `grammars`: how many are kept, and their bytes."""
     if now is None:
         return DecodeGauges(inbox_messages=inbox_messages, receiving_agents=receiving_agents)
-    grants = now.grants
     return DecodeGauges(
         running_sequences=now.load.running - now.load.paused,
         paused_sequences=now.load.paused,
@@ -31,6 +32,7 @@ def gauges(
         pages=now.pages,
         kv_used_ratio=1 - (now.pages["free"] + now.pages["cached"]) / now.pages_total if now.pages_total else 0.0,
         open_grants=now.load.grants_open,
+        oldest_grant_s=_age_s(now.oldest_grant_at),
         landing_rows=now.landing_rows_used,
         seats=now.seats,
         stream_buffer_bytes=stream_buffer_bytes,
@@ -45,13 +47,8 @@ def gauges(
         grammars=grammars[0],
         grammar_bytes=grammars[1],
         engine_busy_ratio=engine_busy_ratio,
-        grants={
-            "offered": grants.offers,
-            "committed": grants.commits,
-            "reclaimed": grants.reclaimed - grants.fenced,
-            "fenced": grants.fenced,
-        },
-        stray_notices={**grants.unknown, **grants.refusals, "duplicate": grants.duplicate_parts},
+        grants=_outcomes(now.grants),
+        stray_notices={**now.grants.unknown, **now.grants.refusals, "duplicate": now.grants.duplicate_parts},
         silent_drains=now.drains_silent,
         fences=now.fences_proven,
         preemptions=now.preemptions,
@@ -65,3 +62,18 @@ def gauges(
         cached_tokens=now.prefixes.hit_tokens,
         prefix=prefix_gauges(now.prefixes),
     )
+
+
+def _outcomes(grants: ReaderStatistics) -> dict[str, float]:
+    """Grants by what became of them."""
+    return {
+        "offered": grants.offers,
+        "committed": grants.commits,
+        "reclaimed": grants.reclaimed - grants.fenced,
+        "fenced": grants.fenced,
+    }
+
+
+def _age_s(since: float | None) -> float:
+    """Seconds since a time of the monotonic clock; 0 without one."""
+    return 0.0 if since is None else max(0.0, clocks.monotonic() - since)

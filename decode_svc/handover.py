@@ -308,6 +308,12 @@ class Handovers:
         """Grants whose pages are neither free nor a seat's."""
         return len(self._entries)
 
+    @property
+    def oldest_reserved_at(self) -> float | None:
+        """When the oldest of them was reserved, in monotonic seconds; None without one."""
+        oldest = next(iter(self._entries.values()), None)
+        return None if oldest is None else oldest.reserved_at
+
     def check(self) -> list[str]:
         """Sentences about what does not add up."""
         faults = self.book.check()

@@ -88,7 +88,8 @@ class Recorder:
         if report.ready_at is not None and report.last_token_at is not None:
             metrics.decode.observe(report.last_token_at - report.ready_at, traceparent=origin.traceparent)
         if report.cancel_requested_at is not None and report.cancel_effective_at is not None:
-            metrics.cancel_effective.observe(max(0.0, report.cancel_effective_at - report.cancel_requested_at))
+            effective_s = max(0.0, report.cancel_effective_at - report.cancel_requested_at)
+            metrics.cancel_effective.observe(effective_s, traceparent=origin.traceparent)
         self._spans(event, origin)
         _LOG.info(
             "attempt ended",

@@ -12,7 +12,10 @@ from kv_transfer.grants import ReaderStatistics
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """`pages`: by state, all groups. Recent: decode_step_s, prompt_tokens_per_s. Counts are since the start; `selected_tokens`:
-    chosen, drafts that were right included."""
+    chosen, drafts that were right included.
+
+    oldest_grant_at: when the oldest open grant was reserved, in monotonic seconds.
+    """
 
     load: Load
     pages: Mapping[str, int]
@@ -20,6 +23,7 @@ class Snapshot:
     landing_rows_used: int
     seats: int
     grants: ReaderStatistics
+    oldest_grant_at: float | None
     drains_asked: int
     drains_silent: int
     fences_proven: int
@@ -58,6 +62,7 @@ def take_snapshot(scheduler: Scheduler, decode_step_s: float, prompt_tokens_per_
         landing_rows_used=scheduler.memory.landing_rows_used,
         seats=len(scheduler.seats),
         grants=handovers.book.statistics(),
+        oldest_grant_at=handovers.oldest_reserved_at,
         drains_asked=handovers.counts.drains_asked,
         drains_silent=handovers.counts.drains_silent,
         fences_proven=handovers.counts.fences_proven,

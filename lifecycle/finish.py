@@ -97,6 +97,17 @@ class Ending:
         return self.reason is FinishReason.TRANSPORT_ERROR or self.cause is Cause.MOVED
 
 
+#: What ends a request in the model or on the way and still is not the cell's failure: the client asked for it.
+_ASKED_FOR = frozenset({Cause.GRAMMAR_FAILED, Cause.BAD_UTF8})
+
+
+def is_failure(ending: Ending) -> bool:
+    """Whether the cell failed the request: not a client's cancel, its own deadline, its grammar, or its slow reading."""
+    if ending.reason in (FinishReason.MODEL_ERROR, FinishReason.TRANSPORT_ERROR):
+        return ending.cause not in _ASKED_FOR
+    return ending.cause is Cause.INTER_TOKEN_ENGINE
+
+
 def of_choices(endings: Sequence[Ending]) -> Ending:
     """How a request with several choices ended, from theirs by index: as the first that ended in order, else as the first."""
     return next((one for one in endings if one.reason in COMPLETE), endings[0])

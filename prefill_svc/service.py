@@ -213,7 +213,7 @@ class PrefillService:
         if statistics.jobs == 0:
             self._idle.set()
 
-    def _observe(self, output: m.Output) -> None:
+    def _observe(self, output: m.Output, traceparent: str) -> None:
         metrics = self._metrics
         if isinstance(output, m.Drained):
             metrics.drains.inc(1, "committed" if output.committed else "drained")
@@ -222,14 +222,14 @@ class PrefillService:
         elif isinstance(output, m.Committed):
             figures = output.figures
             metrics.prefills.inc(1, "committed")
-            metrics.queue.observe(figures.queue_s)
-            metrics.compute.observe(figures.compute_s)
-            metrics.handover.observe(figures.handover_s)
-            metrics.handover_exposed.observe(figures.exposed_s)
+            metrics.queue.observe(figures.queue_s, traceparent=traceparent)
+            metrics.compute.observe(figures.compute_s, traceparent=traceparent)
+            metrics.handover.observe(figures.handover_s, traceparent=traceparent)
+            metrics.handover_exposed.observe(figures.exposed_s, traceparent=traceparent)
             hidden_s = max(0.0, figures.handover_s - figures.exposed_s)
             metrics.handover_hidden.observe(hidden_s / figures.handover_s if figures.handover_s > 0 else 1.0)
             metrics.handover_size.observe(figures.sent_bytes)
-            metrics.post.observe(figures.post_s)
+            metrics.post.observe(figures.post_s, traceparent=traceparent)
 
     def _gauges(self) -> PrefillGauges:
         now, pages = self._statistics, self._statistics.pages

@@ -42,10 +42,11 @@ class Identity:
 class _Call:
     """One open Prefill call: the newest of each kind of event, so that a slow reader holds nothing up.
 
-    `chunks` are for the trace: when each ended, in monotonic seconds, and the tokens computed by then.
+    `chunks` are for the trace `traceparent`: when each ended, in monotonic seconds, and the tokens computed by then.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, traceparent: str) -> None:
+        self.traceparent = traceparent
         self.chunks: list[tuple[float, int]] = []
         self._news = asyncio.Event()
         self._accepted: m.Accepted | None = None
@@ -81,7 +82,8 @@ class _Call:
 class PrefillServicer(pb_grpc.PrefillServiceServicer):
     """Turns calls into commands for the engine thread, and its outputs into answers."""
 
-    def __init__(self, inbox: Inbox[m.Command], tracing: Tracing, observe: Callable[[m.Output], None]) -> None:
+    def __init__(self, inbox: Inbox[m.Command], tracing: Tracing, observe: Callable[[m.Output, str], None]) -> None:
+        """`observe` gets each output with the traceparent of its call, empty without one."""
         self._inbox = inbox
         self._tracing = tracing
         self._observe = observe
@@ -101,10 +103,11 @@ class PrefillServicer(pb_grpc.PrefillServiceServicer):
 
     def deliver(self, output: CallOutput) -> None:
         """Called on the event loop with each output of the engine that some call waits for."""
-        self._observe(output)
+        call = None if isinstance(output, m.Drained) else self._calls.get(output.grant_id)
+        self._observe(output, call.traceparent if call is not None else "")
         if isinstance(output, m.Drained):
             self._drains.answered(output.asker, output.committed)
-        elif (call := self._calls.get(output.grant_id)) is not None:
+        elif call is not None:
             call.put(output)
 
     async def Prefill(self, request: pb.PrefillRequest, context: Any) -> AsyncIterator[pb.PrefillResponse]:  # noqa: N802
@@ -118,7 +121,7 @@ class PrefillServicer(pb_grpc.PrefillServiceServicer):
         if submit.grant_id in self._calls:
             yield _response(m.Failed(submit.grant_id, m.BAD_GRANT, "another call is filling this grant"))
             return
-        call = self._calls[submit.grant_id] = _Call()
+        call = self._calls[submit.grant_id] = _Call(request.traceparent)
         last: m.Output | None = None
         try:
             self._inbox.put_nowait(submit)
@@ -132,7 +135,7 @@ class PrefillServicer(pb_grpc.PrefillServiceServicer):
             del self._calls[submit.grant_id]
             if not isinstance(last, m.Committed | m.Failed):
                 self._inbox.put_always(m.Abandon(submit.grant_id))
-            self._trace(request.traceparent, submit.key, last, call.chunks, arrived_at)
+            self._trace(call, submit.key, last, arrived_at)
 
     async def Drain(self, request: pb.DrainRequest, context: Any) -> pb.DrainResponse:  # noqa: N802
         """Answers when no write for the grant is in flight and none will start."""
@@ -170,9 +173,7 @@ class PrefillServicer(pb_grpc.PrefillServiceServicer):
             adapter=adapter.name if adapter else "",
         )
 
-    def _trace(
-        self, parent: str, key: AttemptKey, last: m.Output | None, chunks: list[tuple[float, int]], arrived_at: float
-    ) -> None:
+    def _trace(self, call: _Call, key: AttemptKey, last: m.Output | None, arrived_at: float) -> None:
         """Record the prefill span from what happened. Times are monotonic seconds."""
         attributes: dict[str, str | int | float] = {
             names.REQUEST_ID: key.request_id,
@@ -197,11 +198,13 @@ class PrefillServicer(pb_grpc.PrefillServiceServicer):
         )
         self._tracing.span(
             names.SPAN_PREFILL,
-            parent=parent or None,
+            parent=call.traceparent or None,
             start_s=unix_seconds(arrived_at),
             end_s=clocks.wall(),
             attributes=attributes,
-            events=[SpanEvent(names.EVENT_CHUNK, unix_seconds(at), {names.COMPUTED_TOKENS: tokens}) for at, tokens in chunks],
+            events=[
+                SpanEvent(names.EVENT_CHUNK, unix_seconds(at), {names.COMPUTED_TOKENS: tokens}) for at, tokens in call.chunks
+            ],
             ok=not error,
             error_type=error,
         )

@@ -14,6 +14,7 @@ from router.admission import Admitted, Place
 from router.client_messages import started
 from router.ledger import StoreRefused
 from router.moving import Source
+from router.observing import observe_gap
 from router.pool_messages import Dispatch, Output, SeatEnd, open_message, prefill_message
 from router.prefill_call import PrefillCall, PrefillFailure, PrefillListener, prefill_at
 from router.resume import resume_of
@@ -271,7 +272,7 @@ class Attempt:
         progress, stream, stop = self._progress, self._route.stream, self._route.stop
         now = clocks.monotonic()
         if progress.last_output_at and not progress.choices:
-            self._cell.metrics.inter_token.observe(now - progress.last_output_at)
+            observe_gap(self._cell.metrics, now - progress.last_output_at, self._route.record.traceparent)
         progress.output(output, now)
         if not output.response:
             return

@@ -2,9 +2,12 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
+
+import grpc
+from opentelemetry.trace import SpanKind
 
 from lifecycle.record import RequestRecord
 from lifecycle.states import State
@@ -19,13 +22,17 @@ from router.store import Orphan, StoreUnavailable
 from router.stream_log import BeyondEnd, EventsGone
 from rpc import clocks
 from rpc.details import Quota
-from rpc.status import resource_exhausted, unavailable
+from rpc.status import StatusError, resource_exhausted, unavailable
 from tandem.v1 import inference_pb2 as pb
+from telemetry import names
+from telemetry.tracing import OpenSpan, metadata_with, traceparent_from_metadata
 
 #: Pause before it is looked again where a request is, while it changes routers.
 _LOOK_S = 0.1
 #: Number of the end of a request whose router is lost, for who has none of its events: beyond all that it can have had.
 LOST_TERMINAL_NO = 2**32
+#: Statuses that are a fault of the server, as OpenTelemetry has it; what the request itself came to is none.
+_FAULTS = frozenset({grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DATA_LOSS})
 #: What another router says that has not got the request (any more); the record has the word then.
 _NOT_THERE = frozenset({"NOT_HERE", "LOADING", "STORE_UNAVAILABLE"})
 
@@ -36,7 +43,7 @@ class Wanted:
 
     A repeated Generate has the `fingerprint` of its body, and is content with the stored end when the events are gone, unless
     the whole text was in the end. A `forwarded` call came from another router and is not passed on again.
-    `moved`: the caller has read up to here from this router, which has given the request up.
+    `moved`: the caller has read up to here from this router, which has given the request up. `span`: of this call.
     """
 
     request_id: str
@@ -45,14 +52,17 @@ class Wanted:
     fingerprint: str | None = None
     forwarded: bool = False
     moved: bool = False
+    span: OpenSpan | None = None
 
-    def check(self, tenant: str, fingerprint: str) -> None:
-        """Whether it is this tenant's request, with this body. Raises StatusError."""
+    def check(self, tenant: str, fingerprint: str, traceparent: str) -> None:
+        """Whether it is this tenant's request, with this body; then the call's span points to it. Raises StatusError."""
         if self.fingerprint is None:
             if tenant != self.tenant:
                 raise endings.unknown_request(self.request_id)
         elif self.fingerprint != fingerprint:
             raise endings.id_reused(self.request_id)
+        if self.span is not None:
+            self.span.link(traceparent)
 
 
 class Follower:
@@ -71,6 +81,21 @@ class Follower:
 
     async def follow(self, wanted: Wanted, context: Any) -> None:
         """Writes the wanted events until the end, wherever the request goes. Raises StatusError, the request's own too."""
+        span = self._cell.tracing.start(
+            names.SPAN_ATTACH,
+            parent=traceparent_from_metadata(context.invocation_metadata()),
+            attributes={names.REQUEST_ID: wanted.request_id, names.SEQUENCE_NO: wanted.next_no, names.TENANT: wanted.tenant},
+            kind=SpanKind.SERVER,
+        )
+        try:
+            await self._follow(replace(wanted, span=span), context)
+        except StatusError as status:
+            span.end(ok=status.code not in _FAULTS, error_type=status.reason)
+            raise
+        finally:
+            span.end()
+
+    async def _follow(self, wanted: Wanted, context: Any) -> None:
         next_no, until, moved = wanted.next_no, clocks.monotonic() + self._wait_s, wanted.moved
         while True:
             before = next_no
@@ -95,7 +120,7 @@ class Follower:
         """Looks where the request is and writes what can be had there. The next event that is wanted, None after the end."""
         held, record = self._routes.held(wanted.request_id), None
         if held is not None:
-            wanted.check(held.tenant, held.fingerprint)
+            wanted.check(held.tenant, held.fingerprint, held.traceparent)
             record = await self._lost(wanted.request_id)
             if record is None:
                 return None if await self._here(wanted, held, next_no, context) else next_no
@@ -103,7 +128,7 @@ class Follower:
         if record is None:
             await self._cell.store.check_settled()
             raise endings.unknown_request(wanted.request_id)
-        wanted.check(record.tenant, record.fingerprint)
+        wanted.check(record.tenant, record.fingerprint, record.traceparent)
         if record.ended:
             return await self._ended(wanted, record, next_no, context)
         return await self._elsewhere(wanted, record, next_no, context)
@@ -156,7 +181,7 @@ class Follower:
             pb.AttachRequest(request_id=wanted.request_id, next_sequence_no=next_no).SerializeToString(),
             context.write,
             partial(self._there, wanted.request_id, record.router),
-            metadata=((TENANT_KEY, wanted.tenant),),
+            metadata=metadata_with(wanted.span.traceparent if wanted.span else None, ((TENANT_KEY, wanted.tenant),)),
             timeout_s=context.time_remaining(),
         )
         if passed.dropped:

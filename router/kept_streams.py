@@ -10,7 +10,7 @@ from rpc import clocks
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A request's stream at this router, whose it is, and the fingerprint of its body.
+    """A request's stream at this router, whose it is, the fingerprint of its body, and the span of its Generate.
 
     `filling`: it came from another router, and the events of before are not all here yet.
     """
@@ -18,6 +18,7 @@ class Held:
     tenant: str
     fingerprint: str
     stream: RequestStream
+    traceparent: str
     filling: bool = False
 
 

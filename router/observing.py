@@ -1,10 +1,18 @@
 """What an ended request leaves in the metrics."""
 
-from lifecycle.finish import COMPLETE
+from lifecycle.finish import COMPLETE, is_failure
 from lifecycle.record import RequestRecord
 from lifecycle.states import State
 from lifecycle.usage import Usage
 from telemetry.router_metrics import RouterMetrics
+
+#: Only gaps between two outputs that somebody would look into point to their trace: there is one for every token.
+NOTED_GAP_S = 0.1
+
+
+def observe_gap(metrics: RouterMetrics, gap_s: float, traceparent: str) -> None:
+    """Notes the time between two outputs of a stream, in seconds."""
+    metrics.inter_token.observe(gap_s, traceparent=traceparent if gap_s >= NOTED_GAP_S else None)
 
 
 def observe_end(metrics: RouterMetrics, record: RequestRecord) -> None:
@@ -14,6 +22,8 @@ def observe_end(metrics: RouterMetrics, record: RequestRecord) -> None:
         return
     failed = record.state is State.FAILED
     metrics.requests.inc(1, (ending.cause.value if failed else "") or ending.reason.value)
+    if is_failure(ending):
+        metrics.failures.inc()
     if record.counted:
         _observe_usage(metrics, usage)
     metrics.sent_bytes.inc(record.sent_bytes)
@@ -21,16 +31,16 @@ def observe_end(metrics: RouterMetrics, record: RequestRecord) -> None:
     if timings.first_token_s:
         metrics.first_token.observe(timings.first_token_s, traceparent=trace)
     for phase in ("queue", "prefill_queue", "prefill", "handover", "handover_exposed", "decode", "stop_hold", "send"):
-        metrics.phase.observe(getattr(timings, f"{phase}_s"), phase)
+        metrics.phase.observe(getattr(timings, f"{phase}_s"), phase, traceparent=trace)
     if record.state is State.FINISHED and ending.reason in COMPLETE:
         metrics.goodput.inc()
         if usage.returned_tokens > 1:
             after_first_s = max(0.0, timings.total_s - timings.first_token_s)
-            metrics.per_output_token.observe(after_first_s / (usage.returned_tokens - 1))
+            metrics.per_output_token.observe(after_first_s / (usage.returned_tokens - 1), traceparent=trace)
     if record.state is State.CANCELLED:
         metrics.cancels.inc(1, _cancelled_in(record))
         if timings.cancel_effective_s is not None:
-            metrics.cancel_effective.observe(timings.cancel_effective_s)
+            metrics.cancel_effective.observe(timings.cancel_effective_s, traceparent=trace)
 
 
 def _observe_usage(metrics: RouterMetrics, usage: Usage) -> None:

@@ -83,7 +83,7 @@ class RouterPeers:
         write: Callable[[bytes], Awaitable[None]],
         there: Callable[[], Awaitable[bool]],
         *,
-        metadata: tuple[tuple[str, str], ...] = (),
+        metadata: tuple[tuple[str, str | bytes], ...] = (),
         timeout_s: float | None = None,
     ) -> Passed:
         """Writes what the router at `address` answers to this AttachRequest, as it is; `there` is asked now and then, while

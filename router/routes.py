@@ -49,7 +49,7 @@ class Routes:
         route = self._routes.get(request_id)
         if route is not None and not route.stream.moved:
             filling = route.takeover is not None and not route.stream.ended
-            return Held(route.request.tenant, route.request.fingerprint, route.stream, filling)
+            return Held(route.request.tenant, route.request.fingerprint, route.stream, route.record.traceparent, filling)
         return self._kept.get(request_id)
 
     def check(self, request: ValidatedRequest) -> bool:
@@ -161,7 +161,8 @@ class Routes:
                 del self._routes[request.request_id]
             # What a router that was taken for dead knows of its request is not what others tell of it.
             if route.ledger.created and not route.stream.moved and route.standing.counted:
-                self._kept.add(request.request_id, Held(request.tenant, request.fingerprint, route.stream))
+                held = Held(request.tenant, request.fingerprint, route.stream, route.record.traceparent)
+                self._kept.add(request.request_id, held)
             if not self._routes:
                 self._idle.set()
 

@@ -52,6 +52,8 @@ from text import Tokenizer
 _FIRST_NEWS_S = 3.0
 #: Longest wait of a scrape for the event loop.
 _SCRAPE_S = 1.0
+#: Shown when nothing waits: an absent series would look like a router that tells nothing.
+_NO_QUEUE = {"0": 0.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,9 +289,10 @@ class _Parts:
         now, waiting = clocks.monotonic(), self.admission.queue.statistics()
         members = self.members.statistics()
         kept_streams, kept_bytes = self.routes.kept_streams()
+        stored = self.store.statistics()
         return RouterGauges(
-            queued_requests={str(priority): count for priority, count in waiting.by_priority.items()},
-            oldest_queued_s={str(priority): now - at for priority, at in waiting.oldest_arrived_at.items()},
+            queued_requests=_NO_QUEUE | {str(priority): count for priority, count in waiting.by_priority.items()},
+            oldest_queued_s=_NO_QUEUE | {str(priority): now - at for priority, at in waiting.oldest_arrived_at.items()},
             queued_prompt_tokens=waiting.tokens,
             running_requests=self.routes.seats(),
             open_tickets=self.admission.tickets(),
@@ -300,6 +303,10 @@ class _Parts:
             stale_members={role.value: members[f"{role.value}_stale"] for role in Role},
             leases=float(self.upkeep.holds_lease),
             prefix_hints={role.value: float(len(hints)) for role, hints in self.members.hints.items()},
+            store_available=float(stored.available),
+            unwritten_ends=len(self.unwritten),
+            lease_lapses=stored.lease_lapses,
+            store_forgets=stored.forgets,
         )
 
     def _look(self) -> None:

@@ -18,7 +18,13 @@ from telemetry.tracing import OpenSpan, Tracing, unix_seconds
 def request_attributes(request: ValidatedRequest, operation: str) -> dict[str, str | int | float | bool]:
     """What is known of a request at its arrival; no text."""
     sampling = request.sampling
+    unusual = {
+        names.REQUEST_CHOICES: request.choices.told if request.choices.several else 0,
+        names.REQUEST_FREQUENCY_PENALTY: sampling.frequency_penalty,
+        names.REQUEST_PRESENCE_PENALTY: sampling.presence_penalty,
+    }
     return {
+        **{name: value for name, value in unusual.items() if value},
         names.OPERATION: operation,
         names.PROVIDER: names.PROVIDER_TANDEM,
         names.REQUEST_MODEL: request.model.name,
@@ -49,6 +55,7 @@ def _end_root(root: OpenSpan, record: RequestRecord, progress: Progress) -> None
     reason = ending.reason if ending else FinishReason.TRANSPORT_ERROR
     root.set(
         {
+            names.RESPONSE_ID: record.request_id,
             names.STATE: record.state.value,
             names.FINISH_REASONS: [reason.value],
             names.CAUSE: ending.cause.value if ending else "",

@@ -42,6 +42,44 @@ _DRAFTS = (
     Computed("decode_draft_pages", "KV pages of the draft model that sequences hold."),
 )
 
+_HELD = (
+    Computed("decode_running_sequences", "Sequences generating."),
+    Computed("decode_paused_sequences", "Sequences paused by back-pressure."),
+    Computed("decode_waiting_sequences", "Sequences waiting for their pages or a place."),
+    Computed("decode_preempted_sequences", "Sequences whose pages were taken and that wait to come back."),
+    Computed("decode_moving_sequences", "Sequences that stand still to be moved to another member."),
+    Computed("decode_host_pages", "Host pages that preempted sequences hold."),
+    Computed("decode_pages", "KV pages by state.", "state"),
+    Computed("decode_kv_used_ratio", "Share of KV pages that somebody holds or may write into, 0 to 1."),
+    Computed("decode_open_grants", "Grants offered and not yet committed or taken back."),
+    Computed("decode_oldest_grant_seconds", "Age of the oldest of them, 0 without one."),
+    Computed("decode_landing_rows", "Landing rows in use."),
+    Computed("decode_seats", "Seats open."),
+    Computed("decode_stream_buffer_bytes", "Bytes of events not yet taken by routers."),
+    Computed("decode_slow_readers", "Seats whose reader is behind."),
+    Computed("decode_seats_held", "Seats, and ends of seats, that no call reads and a router may adopt."),
+    Computed("decode_replay_bytes", "Output that is kept to be sent again, in bytes."),
+    Computed("decode_receiving_agents", "Receiving agents, one a writer's incarnation."),
+    Computed("decode_remote_agents", "Receiving agents of other members that sequences move to."),
+    Computed("decode_pushes_in_flight", "Writes to other members posted and not yet done."),
+    Computed("decode_inbox_messages", "Messages waiting for the engine thread."),
+    Computed("decode_engine_busy_ratio", "Share of time that the engine thread was busy since the start."),
+    Computed("decode_grammars", "Compiled grammars that are kept."),
+    Computed("decode_grammar_bytes", "Their size, in bytes."),
+)
+_COUNTED = (
+    Computed("decode_grants_total", "Grants, by what became of them.", "outcome", counter=True),
+    Computed("decode_stray_notices_total", "Notices that changed nothing, by cause.", "cause", counter=True),
+    Computed("decode_silent_drains_total", "Drain calls that their writer did not answer.", counter=True),
+    Computed("decode_fences_total", "Writers that were cut off.", counter=True),
+    Computed("decode_preemptions_total", "Sequences preempted, by kind.", "kind", counter=True),
+    Computed("decode_swapped_bytes_total", "Bytes swapped, by direction.", "direction", counter=True),
+    Computed("decode_dropped_tokens_total", "Tokens whose KV was dropped, to be computed again.", counter=True),
+    *_DRAFTS,
+    Computed("decode_cached_tokens_total", "Tokens found in the cache: neither sent here nor computed.", counter=True),
+    *prefix_computed("decode"),
+)
+
 
 @dataclass(frozen=True, slots=True)
 class DecodeGauges:
@@ -56,6 +94,7 @@ class DecodeGauges:
     pages: Mapping[str, float] = field(default_factory=dict)  # by state: free, owned, cached, granted, quarantined, pinned
     kv_used_ratio: float = 0  # 0 to 1
     open_grants: float = 0
+    oldest_grant_s: float = 0
     landing_rows: float = 0
     seats: float = 0
     stream_buffer_bytes: float = 0
@@ -111,44 +150,7 @@ class DecodeMetrics:
                 Computed("decode_recalled_steps_total", "Those of them that gave the threads back before the end.", counter=True),
             )
         )
-        self._gauges = registry.computed(
-            (
-                Computed("decode_running_sequences", "Sequences generating."),
-                Computed("decode_paused_sequences", "Sequences paused by back-pressure."),
-                Computed("decode_waiting_sequences", "Sequences waiting for their pages or a place."),
-                Computed("decode_preempted_sequences", "Sequences whose pages were taken and that wait to come back."),
-                Computed("decode_moving_sequences", "Sequences that stand still to be moved to another member."),
-                Computed("decode_host_pages", "Host pages that preempted sequences hold."),
-                Computed("decode_pages", "KV pages by state.", "state"),
-                Computed("decode_kv_used_ratio", "Share of KV pages that somebody holds or may write into, 0 to 1."),
-                Computed("decode_open_grants", "Grants offered and not yet committed or taken back."),
-                Computed("decode_landing_rows", "Landing rows in use."),
-                Computed("decode_seats", "Seats open."),
-                Computed("decode_stream_buffer_bytes", "Bytes of events not yet taken by routers."),
-                Computed("decode_slow_readers", "Seats whose reader is behind."),
-                Computed("decode_seats_held", "Seats, and ends of seats, that no call reads and a router may adopt."),
-                Computed("decode_replay_bytes", "Output that is kept to be sent again, in bytes."),
-                Computed("decode_receiving_agents", "Receiving agents, one a writer's incarnation."),
-                Computed("decode_remote_agents", "Receiving agents of other members that sequences move to."),
-                Computed("decode_pushes_in_flight", "Writes to other members posted and not yet done."),
-                Computed("decode_inbox_messages", "Messages waiting for the engine thread."),
-                Computed("decode_engine_busy_ratio", "Share of time that the engine thread was busy since the start."),
-                Computed("decode_grammars", "Compiled grammars that are kept."),
-                Computed("decode_grammar_bytes", "Their size, in bytes."),
-                Computed("decode_grants_total", "Grants, by what became of them.", "outcome", counter=True),
-                Computed("decode_stray_notices_total", "Notices that changed nothing, by cause.", "cause", counter=True),
-                Computed("decode_silent_drains_total", "Drain calls that their writer did not answer.", counter=True),
-                Computed("decode_fences_total", "Writers that were cut off.", counter=True),
-                Computed("decode_preemptions_total", "Sequences preempted, by kind.", "kind", counter=True),
-                Computed("decode_swapped_bytes_total", "Bytes swapped, by direction.", "direction", counter=True),
-                Computed("decode_dropped_tokens_total", "Tokens whose KV was dropped, to be computed again.", counter=True),
-                *_DRAFTS,
-                Computed(
-                    "decode_cached_tokens_total", "Tokens found in the cache: neither sent here nor computed.", counter=True
-                ),
-                *prefix_computed("decode"),
-            )
-        )
+        self._gauges = registry.computed((*_HELD, *_COUNTED))
 
     def model_from(
         self, part_seconds: Callable[[], Mapping[str, float]], lent_steps: Callable[[], int], recalled_steps: Callable[[], int]
@@ -236,6 +238,7 @@ def _samples(now: DecodeGauges) -> Samples:
         "decode_pages": now.pages,
         "decode_kv_used_ratio": now.kv_used_ratio,
         "decode_open_grants": now.open_grants,
+        "decode_oldest_grant_seconds": now.oldest_grant_s,
         "decode_landing_rows": now.landing_rows,
         "decode_seats": now.seats,
         "decode_stream_buffer_bytes": now.stream_buffer_bytes,

@@ -17,6 +17,7 @@ REQUEST_TOP_P = "gen_ai.request.top_p"
 REQUEST_TOP_K = "gen_ai.request.top_k"
 REQUEST_FREQUENCY_PENALTY = "gen_ai.request.frequency_penalty"
 REQUEST_PRESENCE_PENALTY = "gen_ai.request.presence_penalty"
+REQUEST_CHOICES = "gen_ai.request.choice.count"
 FINISH_REASONS = "gen_ai.response.finish_reasons"
 TIME_TO_FIRST_CHUNK = "gen_ai.response.time_to_first_chunk"
 INPUT_TOKENS = "gen_ai.usage.input_tokens"
@@ -73,6 +74,8 @@ SPAN_PREFILL = "prefill"
 SPAN_HANDOVER = "handover"
 SPAN_DECODE = "decode"
 SPAN_SEND = "send"
+#: A stream that is taken up again; it links to the request's Generate.
+SPAN_ATTACH = "Attach"
 
 # Events of spans
 EVENT_CHUNK = "chunk"

@@ -49,6 +49,11 @@ class RouterGauges:
     stale_members: Mapping[str, float] = field(default_factory=dict)  # members whose news are old, by pool
     leases: float = 0
     prefix_hints: Mapping[str, float] = field(default_factory=dict)  # by pool
+    store_available: float = 0  # 1 when its last call was answered
+    unwritten_ends: float = 0
+    # Counts since the start, kept by the store.
+    lease_lapses: float = 0
+    store_forgets: float = 0
 
 
 class RouterMetrics:
@@ -72,6 +77,10 @@ class RouterMetrics:
                 Computed("router_stale_members", "Members whose news are older than they may be.", "pool"),
                 Computed("router_leases", "Leases held."),
                 Computed("router_prefix_hints", "Cached pages that members told of, as far as they are remembered.", "pool"),
+                Computed("router_store_available", "Whether the last call to the record store was answered, 0 or 1."),
+                Computed("router_unwritten_ends", "Ends of requests that wait for the record store."),
+                Computed("router_lease_lapses_total", "Leases that had run out before they were renewed.", counter=True),
+                Computed("router_store_forgets_total", "Times that the store was found restarted or failed over.", counter=True),
             )
         )
 
@@ -82,6 +91,9 @@ class RouterMetrics:
     def _requests(self, registry: MetricsRegistry) -> None:
         self.requests = registry.counter(
             "router_requests_total", "Requests that ended, by finish reason or failure label.", {"outcome": _OUTCOMES}
+        )
+        self.failures = registry.counter(
+            "router_failed_requests_total", "Of those the ones that the cell failed: no cancel, no deadline of the client."
         )
         self.refusals = registry.counter("router_refusals_total", "Requests refused at the door, by cause.", {"cause": REFUSALS})
         self.unrecorded = registry.counter(
@@ -157,4 +169,8 @@ def _samples(now: RouterGauges) -> Samples:
         "router_stale_members": now.stale_members,
         "router_leases": now.leases,
         "router_prefix_hints": now.prefix_hints,
+        "router_store_available": now.store_available,
+        "router_unwritten_ends": now.unwritten_ends,
+        "router_lease_lapses_total": now.lease_lapses,
+        "router_store_forgets_total": now.store_forgets,
     }

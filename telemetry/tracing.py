@@ -49,6 +49,7 @@ class OpenSpan:
     def __init__(self, span: trace.Span) -> None:
         self._span = span
         self._events = 0
+        self._linked: set[str] = set()
         self.traceparent = _traceparent_of(span)
 
     @property
@@ -65,6 +66,13 @@ class OpenSpan:
         if self._events < MAX_EVENTS:
             self._events += 1
             self._span.add_event(name, dict(attributes or {}), None if at_s is None else _ns(at_s))
+
+    def link(self, traceparent: str) -> None:
+        """Point to another span, once. One that cannot be read, and what is beyond MAX_LINKS, is left out."""
+        context = _context_of(traceparent)
+        if context is not None and traceparent not in self._linked and len(self._linked) < MAX_LINKS:
+            self._linked.add(traceparent)
+            self._span.add_link(context)
 
     def end(self, ok: bool = True, error_type: str = "", end_s: float | None = None) -> None:
         """End the span at `end_s` in unix seconds (None: now). Ending twice is ignored."""

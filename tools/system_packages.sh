@@ -1,10 +1,10 @@
 #!/bin/sh
 # Debian packages that some tests need: SPIN and a C compiler for tests/model, iproute2 for cutting networks in tests/chaos,
-# chromium for the live page.
+# chromium for the live page, Prometheus for rules, alerts and dashboards.
 # Installs what is missing where it may (root on Debian or a like system), else says what to do. Without them those tests skip.
 set -eu
-PACKAGES="spin gcc libc6-dev iproute2 chromium"
-COMMANDS="spin gcc ip chromium"
+PACKAGES="spin gcc libc6-dev iproute2 chromium prometheus"
+COMMANDS="spin gcc ip chromium promtool"
 
 installed() {
   dpkg-query --show --showformat='${Status}' "$1" 2>/dev/null | grep -q '^install ok installed$'

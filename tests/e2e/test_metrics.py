@@ -27,13 +27,15 @@ SCRAPE_S = 5.0
 
 #: Every metric that a cell in use must show, without the prefix.
 ROUTER = {
-    *("router_requests_total", "router_refusals_total", "router_tokens_total", "router_goodput_requests_total"),
+    *("router_requests_total", "router_failed_requests_total", "router_refusals_total", "router_tokens_total"),
     *("router_queued_requests", "router_oldest_queued_seconds", "router_queued_prompt_tokens", "router_running_requests"),
     *("router_first_token_seconds", "router_inter_token_seconds", "router_per_output_token_seconds"),
     *("router_end_to_end_seconds", "router_phase_seconds", "router_cancels_total", "router_cancel_effective_seconds"),
     *("router_attempts_total", "router_failovers_total", "router_store_seconds", "router_store_errors_total"),
     *("router_members", "router_stale_members", "router_leases", "router_open_tickets", "router_open_streams"),
-    *("router_placements_total", "router_prefix_hints"),
+    *("router_placements_total", "router_prefix_hints", "router_store_available", "router_unwritten_ends"),
+    *("router_lease_lapses_total", "router_store_forgets_total", "router_moves_total", "router_adoptions_total"),
+    *("router_goodput_requests_total",),
 }
 PREFILL = {
     *("prefill_requests_total", "prefill_step_seconds", "prefill_step_tokens", "prefill_step_sequences"),
@@ -50,6 +52,7 @@ DECODE = {
     *("decode_kv_used_ratio", "decode_pages", "decode_grants_total", "decode_stream_buffer_bytes", "decode_slow_readers"),
     *("decode_handover_seconds", "decode_received_bytes_total", "decode_cancel_effective_seconds", "decode_refusals_total"),
     *("decode_open_grants", "decode_landing_rows", "decode_seats", "decode_stray_notices_total", "decode_preemptions_total"),
+    *("decode_oldest_grant_seconds", "decode_grammars", "decode_draft_tokens_total"),
     *("decode_moves_total", "decode_moved_bytes_total", "decode_move_seconds", "decode_move_pause_seconds"),
     *("decode_cached_tokens_total", "decode_prefix_indexed_pages", "decode_prefix_pages_total"),
     *("decode_prefix_stored_pages_total", "decode_prefix_evicted_pages_total"),
@@ -151,6 +154,7 @@ async def test_requests_of_different_endings_are_counted_once_each(exact_cell: C
         "refusals_total{cause=invalid}": 1,
         "refusals_total{cause=unknown_model}": 1,
         "goodput_requests_total": 3,
+        "failed_requests_total": 0,
         "attempts_total": 4,
         "cancels_total{stage=decoding}": 1,
         "cancel_effective_seconds_count": 1,

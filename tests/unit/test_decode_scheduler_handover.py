@@ -48,6 +48,20 @@ def test_a_grant_is_offered_filled_and_its_first_token_comes_from_the_landing_ro
     world.assert_empty()
 
 
+def test_the_oldest_grant_is_the_first_that_is_not_filled_yet() -> None:
+    """What the age in the metrics is counted from."""
+    world = World()
+    handovers = world.scheduler.handovers
+    assert handovers.oldest_reserved_at is None
+    first, begun = world.granted_seat(), world.now
+    world.now += 5.0
+    world.open(prefill=WRITER)
+    assert handovers.oldest_reserved_at == begun
+    grant = world.grant_of(first)
+    world.tell(NoticesArrived(tuple((WRITER.incarnation, world.notice(grant, part)) for part in range(part_count(grant)))))
+    assert handovers.oldest_reserved_at == begun + 5.0
+
+
 def test_the_endpoint_of_a_writer_is_asked_for_once() -> None:
     world = World()
     first, second = world.granted_seat(), world.open(prefill=WRITER)

@@ -194,6 +194,28 @@ def test_gateways_find_the_gauges_they_know(registry):
     assert value(registry, "vllm:cache_config_info", **config) == 1
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "accept",
+    [
+        "text/plain",
+        "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,text/plain;q=0.5",
+        "application/openmetrics-text;version=1.0.0;escaping=underscores;q=0.5,text/plain;version=0.0.4;q=0.2,*/*;q=0.1",
+    ],
+)
+def test_names_of_aliases_are_whole_in_every_format(registry, accept):
+    VllmAliases(registry, lambda: GatewayGauges("m", 3, 2, 0.25, 16, 100))
+    server = MetricsServer(registry, "127.0.0.1", 0)
+    try:
+        ask = urllib.request.Request(f"http://127.0.0.1:{server.port}/metrics", headers={"Accept": accept})
+        with urllib.request.urlopen(ask, timeout=10) as answer:
+            lines = answer.read().decode().splitlines()
+    finally:
+        server.close()
+    assert 'vllm:num_requests_running{engine="0",model_name="m"} 3.0' in lines
+    assert not [line for line in lines if line.startswith(("vllm_", "{"))]
+
+
 def test_failing_aliases_cost_themselves_only(registry):
     VllmAliases(registry, lambda: 1 / 0)
     registry.counter("tokens_total", "Tokens.").inc(4)
