@@ -36,7 +36,6 @@ app = typer.Typer(
     help="Serve language models with separate prefill and decode pools, and call them.",
     epilog=EPILOG,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
