@@ -7,6 +7,8 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 # The same with what draws the pictures of make bench-peer.
 DRAWS  := $(VENV)/.draws
+# The ports of the last release.
+BASELINE := proto/baseline.binpb
 PROTOS := $(shell find proto -name '*.proto' | sort)
 CODE   := lifecycle telemetry rpc text models engine kv_transfer member prefill_svc decode_svc router tandem_cli
 # Random walks through the pure parts and the store's scripts, each compared with a plain model of it.
@@ -25,10 +27,10 @@ endif
 # One thread for each engine: two members share a small machine best that way.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup system model demo test check proto proto-check sim chaos bench bench-peer bench-growth bench-cell clean
+.PHONY: help setup system model demo test check proto proto-check proto-baseline sim chaos bench bench-peer bench-growth bench-cell clean
 
 help: ## what there is
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
 setup: $(STAMP) ## make the environment in .venv (first time: minutes, 2 GB or more); a second run goes on where it stopped
 	@echo "==> $(VENV) is ready; the command is $(BIN)/tandem"
@@ -51,17 +53,23 @@ test: system model ## all tests, twenty rounds of chaos among them
 	@echo "==> tests"
 	@$(BIN)/python -m pytest tests $(ARGS)
 
-check: $(STAMP) ## format, lint, types, imports, ports
+check: $(STAMP) ## format, lint, types, imports, ports; the ports break nothing of the last release
 	@echo "==> ruff format";  $(BIN)/ruff format --check .
 	@echo "==> ruff";         $(BIN)/ruff check .
 	@echo "==> mypy";         $(BIN)/python -m mypy $(CODE)
 	@echo "==> imports";      $(BIN)/lint-imports
 	@echo "==> buf lint";     $(BIN)/buf lint
+	@echo "==> buf breaking"; $(BIN)/buf breaking --against $(BASELINE)
 	@$(MAKE) --no-print-directory proto-check
 
-proto: $(STAMP) ## generate the code of the ports
+proto: $(STAMP) ## generate the code of the ports, and docs/api.md
 	@$(BIN)/python -m grpc_tools.protoc -I proto --python_out=proto --pyi_out=proto --grpc_python_out=proto $(PROTOS)
+	@$(BIN)/python tools/api_reference.py > docs/api.md
 	@echo "==> generated from $(words $(PROTOS)) files"
+
+proto-baseline: $(STAMP) ## at a release: later changes of the ports are compared with what they are now
+	@$(BIN)/buf build --exclude-source-info -o $(BASELINE)
+	@echo "==> $(BASELINE) is what the ports are now"
 
 proto-check: $(STAMP) ## prove that the committed code of the ports is current
 	@$(BIN)/python tools/check_proto.py

@@ -13,13 +13,14 @@ import typer
 from rich.console import Console
 
 import models
-from bench.doors import grpc_door
-from bench.drive import Run, drive
+from bench.drive import drive
 from bench.measured import Measured
-from bench.profile import model_table, read_sums, request_table, step_table
 from bench.report import ModeRun, machine, markdown, row, write_between
-from bench.workload import BadWorkload, Level, Loop, Workload, find_workload, load_workload
 from tandem_cli.cell import Cell, CellOptions, running_cell
+from tandem_cli.load.door import grpc_door
+from tandem_cli.load.drive import Run
+from tandem_cli.load.profile import profile_tables, read_sums
+from tandem_cli.load.workload import BadWorkload, Level, Loop, Workload, find_workload, load_workload
 
 README = Path(__file__).with_name("README.md")
 SENT_BYTES_METRIC = "tandem_prefill_pushed_bytes_total"
@@ -76,10 +77,11 @@ def measure(mode: Mode, cell: Cell, run: Run) -> ModeRun:
 
 def profile_of(cell: Cell, run: Run) -> str:
     """Where the time of one run went, from the members' metrics over the run."""
-    before = read_sums(cell)
+    shown = [f"127.0.0.1:{child.ready['metrics_port']}" for child in (*cell.routers, *cell.prefill, *cell.decode)]
+    before = read_sums(shown)
     measured = measured_on(cell, run)
-    sums = read_sums(cell).minus(before)
-    return "\n\n".join(filter(None, (step_table(sums, measured.seconds), model_table(sums), request_table(sums))))
+    sums = read_sums(shown).minus(before)
+    return "\n\n".join(one.markdown() for one in profile_tables(sums, measured.seconds))
 
 
 def start(stack: ExitStack, mode: Mode, model: str, dtype: str) -> Cell:
@@ -97,7 +99,9 @@ def start(stack: ExitStack, mode: Mode, model: str, dtype: str) -> Cell:
 
 
 def bench(
-    workload: Annotated[str, typer.Option(help="A name in bench/workloads, or the path of a .toml file.")] = "fixed-512-128",
+    workload: Annotated[
+        str, typer.Option(help="A name in tandem_cli/load/workloads, or the path of a .toml file.")
+    ] = "fixed-512-128",
     levels: Annotated[str, typer.Option(help="Clients at once (or requests a second), comma-separated.")] = "1,4,8,16",
     rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds; figures are medians over them.")] = 1,
     modes: Annotated[

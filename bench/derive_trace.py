@@ -1,7 +1,7 @@
-"""How bench/workloads/chat.jsonl was made: whole conversations of a published trace, scaled down to a small machine.
+"""How tandem_cli/load/workloads/chat.jsonl was made: whole conversations of a published trace, scaled down to a small machine.
 
-`python -m bench.derive_trace TRACE.jsonl > bench/workloads/chat.jsonl`. TRACE is the conversation trace that was released
-with the Mooncake paper (FAST'25, Apache-2.0): a line has `timestamp` (ms), `input_length`, `output_length` and `hash_ids`,
+`python -m bench.derive_trace TRACE.jsonl > tandem_cli/load/workloads/chat.jsonl`. TRACE is the conversation trace that was
+released with the Mooncake paper (FAST'25, Apache-2.0): a line has `timestamp` (ms), `input_length`, `output_length`, `hash_ids`,
 one id for each 512 tokens of the prompt. Every so-manieth conversation is kept with all of its turns, so that as much is
 shared as in the whole. Lengths are divided: a block of 512 tokens becomes one of 32, and equal prefixes stay equal. Arrivals
 keep their order and their relative distances; a run stretches them to its rate.

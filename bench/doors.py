@@ -1,72 +1,17 @@
-"""The doors that load is driven through. The same request for each; what comes back is written down the same way."""
+"""The door of another engine, beside our own: the same request, and what comes back is written down the same way."""
 
 import asyncio
 import json
-import secrets
 import time
 from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager, closing
-from typing import Any, Protocol
+from contextlib import aclosing, closing
+from typing import Any
 
-from bench.measured import Seen
-from bench.workload import Planned
-from tandem.v1 import inference_pb2 as pb
-from tandem_cli.client import connect
+from tandem_cli.load.door import REQUEST_TIMEOUT_S, RequestFailed
+from tandem_cli.load.measured import Seen
+from tandem_cli.load.workload import Planned
 
-REQUEST_TIMEOUT_S = 600.0
-#: Phases that Completed.timings reports.
-PHASES = (
-    *("queue_s", "prefill_queue_s", "prefill_s", "handover_s", "handover_exposed_s"),
-    *("decode_s", "stop_hold_s", "send_s", "first_token_s", "total_s"),
-)
 LINE_BYTES_MAX = 1 << 20
-
-
-class RequestFailed(Exception):
-    """The door refused or broke. The message says how."""
-
-
-class Door(Protocol):
-    """Answers requests of token ids, greedily, to the full length."""
-
-    async def ask(self, planned: Planned, seen: Seen) -> None:
-        """Send one request and write down what comes. Raises RequestFailed, OSError or the door's own errors."""
-
-
-class GrpcDoor:
-    """Tandem's."""
-
-    def __init__(self, stub: Any) -> None:
-        self._stub = stub
-
-    async def ask(self, planned: Planned, seen: Seen) -> None:
-        async for event in self._stub.Generate(_grpc_request(planned), timeout=REQUEST_TIMEOUT_S):
-            kind = event.WhichOneof("event")
-            if kind == "delta":
-                seen.arrivals.append((time.perf_counter(), len(event.delta.token_ids)))
-            elif kind == "completed":
-                seen.phases = {name: getattr(event.completed.timings, name) for name in PHASES}
-                if event.completed.finish_reason != pb.FINISH_REASON_MAX_OUTPUT_TOKENS:
-                    raise RequestFailed(f"it ended with {pb.FinishReason.Name(event.completed.finish_reason)}")
-
-
-def _grpc_request(planned: Planned) -> pb.GenerateRequest:
-    return pb.GenerateRequest(
-        request_id=f"bench-{secrets.token_hex(8)}",
-        tokens=pb.TokenPrompt(ids=planned.prompt),
-        sampling=pb.SamplingParams(temperature=0.0),
-        stop=pb.StopParams(ignore_eos=True),
-        max_output_tokens=planned.output_tokens,
-        # Answers to random tokens are not always text.
-        utf8_policy=pb.UTF8_POLICY_DROP,
-    )
-
-
-@asynccontextmanager
-async def grpc_door(address: str) -> AsyncIterator[GrpcDoor]:
-    """A connection to a router."""
-    async with connect(address) as stub:
-        yield GrpcDoor(stub)
 
 
 class HttpDoor:

@@ -14,14 +14,14 @@ from rich.console import Console
 import models
 from bench.__main__ import MODES, WARM_UP_SEED, measured_on, start
 from bench.disturbance import between, read_cpu_times
-from bench.drive import Run
 from bench.handover_ends import Setup, calls, two_ends
 from bench.measured import Measured
 from bench.report import machine, table, write_between
 from bench.targets import Bound
 from bench.turns import Bursts, doubts, ratio
-from bench.workload import Lengths, Level, Loop, find_workload, load_workload
 from engine.layout import GroupKind, GroupLayout, Layout
+from tandem_cli.load.drive import Run
+from tandem_cli.load.workload import Lengths, Level, Loop, find_workload, load_workload
 
 README = Path(__file__).with_name("README.md")
 RESULTS = Path(__file__).parent / "results" / "README.md"

@@ -8,10 +8,10 @@ import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bench.measured import quantile
 from bench.timeline import NeverCame, prompt_request, streams
 from tandem.v1 import inference_pb2 as pb
 from tandem_cli.client import connect
+from tandem_cli.load.measured import quantile
 from tests.chaos.cell import ChaosCell, Process
 from tests.waiting import until
 

@@ -8,6 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from bench.measured import Measured
+from tandem_cli.load.tables import Tabled
 
 COLUMNS = (
     "load",
@@ -76,9 +77,7 @@ def markdown(rows: Sequence[Sequence[str]]) -> str:
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table as Markdown."""
-    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    lines += ["| " + " | ".join(cells) + " |" for cells in rows]
-    return "\n".join(lines)
+    return Tabled(columns, rows).markdown()
 
 
 def write_between(path: Path, marker: str, text: str) -> None:

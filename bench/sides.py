@@ -5,8 +5,9 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.doors import Door, HttpDoor, grpc_door
+from bench.doors import HttpDoor
 from tandem_cli.cell import Cell, CellOptions
+from tandem_cli.load.door import Door, grpc_door
 
 #: Most tokens of one request on either side, prompt and answer together.
 CONTEXT_TOKENS = 4096

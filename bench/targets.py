@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from bench.series import Figure, Group
 from bench.sides import ALL, OURS_SPLIT, OURS_TOGETHER, PEER_SPLIT, PEER_TOGETHER
-from bench.workload import Level, Loop
+from tandem_cli.load.workload import Level, Loop
 
 COLUMNS = ("figure", "against", "ours", "theirs", "ratio", "must", "aim", "", "disturbed runs")
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from tandem_cli.cell_file import CellFile, process_of, write_cell_file
 from tandem_cli.supervisor import CellFailed, Child, StopOrder, Supervisor
 
 STORE_READY_S = 20.0
@@ -195,6 +196,9 @@ def _start(supervisor: Supervisor, options: CellOptions, view: StartView) -> Cel
         for number in range(options.routers)
     )
     _wait(supervisor, routers, ROUTER_READY_S, "meeting the members", view)
+    started = (*routers, *members["prefill"], *members["decode"])
+    known = tuple(process_of(child.name, child.process.pid, child.ready) for child in started)
+    write_cell_file(supervisor.folder, CellFile(redis_url, known))
     return Cell(routers, members["prefill"], members["decode"], store, supervisor)
 
 

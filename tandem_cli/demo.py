@@ -13,6 +13,7 @@ from models import DEFAULT_MODEL
 from tandem.v1 import inference_pb2 as pb
 from tandem_cli.cell import BadOption, Cell, CellOptions, check_adapters
 from tandem_cli.client import connect, failure_of
+from tandem_cli.completion import model_names
 from tandem_cli.exits import Exit, Failure
 from tandem_cli.generate import generate
 from tandem_cli.local_cell import Teller, describe, teller, with_local_cell
@@ -28,7 +29,7 @@ GET_S = 10.0
 
 
 def demo(
-    model: Annotated[str, typer.Option(help="As for `tandem up`.")] = DEFAULT_MODEL,
+    model: Annotated[str, typer.Option(help="As for `tandem up`.", autocompletion=model_names)] = DEFAULT_MODEL,
     prompt: Annotated[str, typer.Option(help="What to ask.")] = PROMPT,
     adapter: Adapters = None,
     ask_adapter: Annotated[str, typer.Option(help="Name of the adapter that is asked; empty: the model as it is.")] = "",

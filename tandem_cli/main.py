@@ -9,10 +9,12 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from tandem.v1 import inference_pb2 as pb
+from tandem_cli.bench_command import bench
 from tandem_cli.calls import Address, call
 from tandem_cli.client import DEFAULT_ADDRESS, label
 from tandem_cli.consoles import output_console
 from tandem_cli.demo import demo
+from tandem_cli.doctor_command import doctor
 from tandem_cli.exits import Exit, Failure, exit_table
 from tandem_cli.generate import attach, generate
 from tandem_cli.grammar_options import Ebnf, JsonObject, JsonSchema, Regex, grammar_of
@@ -36,7 +38,6 @@ INT32_MAX = 2**31 - 1
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -44,6 +45,8 @@ app.callback(epilog=EPILOG)(trust)
 app.command("up", epilog=EPILOG)(up)
 app.command("demo", epilog=EPILOG)(demo)
 app.command("top", epilog=EPILOG)(top)
+app.command("bench", epilog=EPILOG)(bench)
+app.command("doctor", epilog=EPILOG)(doctor)
 app.add_typer(models_app, name="models")
 
 

@@ -11,6 +11,7 @@ import models
 from tandem.v1 import inference_pb2 as pb
 from tandem_cli.calls import Address, call
 from tandem_cli.client import DEFAULT_ADDRESS
+from tandem_cli.completion import model_names
 from tandem_cli.consoles import error_console, output_console
 from tandem_cli.exits import Exit, Failure
 from tandem_cli.pulling import pull
@@ -22,7 +23,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on standard out
 
 @models_app.command("pull")
 def models_pull(
-    name: Annotated[str, typer.Argument(help="A known name or a hub id org/name.")] = models.DEFAULT_MODEL,
+    name: Annotated[
+        str, typer.Argument(help="A known name or a hub id org/name.", autocompletion=model_names)
+    ] = models.DEFAULT_MODEL,
     as_json: AsJson = False,
 ) -> None:
     """Fetch a model into the cache folder, with its checksum; does nothing when it is there."""

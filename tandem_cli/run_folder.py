@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tandem_cli.cell_file import FOLDER_PREFIX
+
 #: How long the folder may outlive the last process, in seconds.
 REMOVE_S = 5.0
 #: Removes the folder $1 once nobody holds the other end of its standard input any more. Signals are for others.
@@ -29,7 +31,7 @@ def run_folder(keep: Path | None = None) -> Iterator[RunFolder]:
         keep.mkdir(parents=True, exist_ok=True)
         yield RunFolder(keep, None)
         return
-    path = Path(tempfile.mkdtemp(prefix="tandem-"))
+    path = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
     keeper = subprocess.Popen(
         ["/bin/sh", "-c", _KEEPER, "tandem-keeper", str(path)],
         stdin=subprocess.PIPE,

@@ -12,6 +12,7 @@ from rich.table import Table
 from models import DEFAULT_MODEL
 from tandem_cli.cell import BadOption, Cell, CellOptions, check_adapters, parse_setting
 from tandem_cli.client import DEFAULT_ADDRESS
+from tandem_cli.completion import model_names
 from tandem_cli.exits import Exit, Failure
 from tandem_cli.http_option import Http, NoHttp, door_sentence, http_listen
 from tandem_cli.local_cell import Teller, describe, teller, with_local_cell
@@ -58,7 +59,8 @@ class LogLevel(StrEnum):
 
 def up(
     model: Annotated[
-        str, typer.Option(help="A known name, a .gguf file, a folder with safetensors, or a hub id org/name.")
+        str,
+        typer.Option(help="A known name, a .gguf file, a folder with safetensors, or a hub id.", autocompletion=model_names),
     ] = DEFAULT_MODEL,
     prefill: Annotated[int, typer.Option(min=0, max=64, help="Prefill members; 0: decode members compute prompts.")] = 1,
     decode: Annotated[int, typer.Option(min=1, max=64, help="Decode members.")] = 1,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from bench.cell_simulation.settings import Targets
-from bench.measured import quantile
+from tandem_cli.load.measured import quantile
 
 #: Requests of this first share of the run fill an empty cell and are not counted.
 FILLING_SHARE = 0.2

@@ -19,10 +19,10 @@ from typing import Any
 import grpc
 import uvloop
 
-from bench.measured import quantile
 from bench.relay import ROOT, cpu_s, router
 from router.embedded import EmbeddedServer
 from tandem.pools.v1 import decode_pb2, decode_pb2_grpc, grant_pb2, prefill_pb2, prefill_pb2_grpc
+from tandem_cli.load.measured import quantile
 from tests.fake_members import fake_pools
 from tests.router_world import SNAPSHOT, Client, request
 

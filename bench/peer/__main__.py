@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 
 import models
-from bench.drive import Run, drive
+from bench.drive import drive
 from bench.measured import Measured
 from bench.peer.install import FOLDER as PEER_FOLDER
 from bench.peer.install import InstallFailed, install
@@ -29,9 +29,10 @@ from bench.report import machine
 from bench.series import Head, RunLine, SeriesFile, figures_of
 from bench.sides import ALL, OURS_SPLIT, OURS_TOGETHER, Side, our_options, our_side
 from bench.targets import sides_of
-from bench.workload import BadWorkload, Lengths, Level, Loop, Workload, find_workload, load_workload
 from models.cache import cache_folder
 from tandem_cli.cell import running_cell
+from tandem_cli.load.drive import Run
+from tandem_cli.load.workload import BadWorkload, Lengths, Level, Loop, Workload, find_workload, load_workload
 
 OURS = (OURS_SPLIT, OURS_TOGETHER)
 #: What every side answers before anything is measured, one request at a time and then eight at once: prompts of many lengths, for
@@ -126,7 +127,7 @@ def _packages() -> Path:
 
 def bench_peer(
     workloads: Annotated[
-        str, typer.Option(help="Names in bench/workloads, or paths of .toml files, comma-separated.")
+        str, typer.Option(help="Names in tandem_cli/load/workloads, or paths of .toml files, comma-separated.")
     ] = "fixed-512-128,fixed-128-128,fixed-1024-64,open-512-128,long-beside",
     levels: Annotated[str, typer.Option(help="Only these levels of each workload, comma-separated.")] = "",
     sides: Annotated[

@@ -7,7 +7,7 @@ from bench import targets
 from bench.plots import draw
 from bench.report import table, write_between
 from bench.series import Figure, Group, Head, SeriesFile
-from bench.workload import FOLDER, load_workload
+from tandem_cli.load.workload import FOLDER, load_workload
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 SERIES = RESULTS / "peer.json"

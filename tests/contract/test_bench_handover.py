@@ -5,9 +5,10 @@ import pytest
 from bench.disturbance import Disturbance
 from bench.handover import bandwidth_row, share_row
 from bench.handover_ends import Setup, calls, two_ends
-from bench.measured import Measured, Seen
+from bench.measured import Measured
 from bench.turns import Bursts
 from engine.layout import GroupKind, GroupLayout, Layout
+from tandem_cli.load.measured import Seen
 
 SETUP = Setup(Layout("tiny", (GroupLayout(GroupKind.FULL, 6, 2, 16, 16, "bfloat16"),)), 300, 90, "tcp")
 

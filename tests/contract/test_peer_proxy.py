@@ -9,11 +9,12 @@ from contextlib import asynccontextmanager, contextmanager
 
 import pytest
 
-from bench.doors import HttpDoor, RequestFailed
-from bench.measured import Seen
+from bench.doors import HttpDoor
 from bench.peer.install import FOLDER
 from bench.peer.servers import PROXY, free_port
-from bench.workload import Planned
+from tandem_cli.load.door import RequestFailed
+from tandem_cli.load.measured import Seen
+from tandem_cli.load.workload import Planned
 from tests.waiting import until
 
 PYTHON = FOLDER / "bin" / "python"

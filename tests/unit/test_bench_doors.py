@@ -6,10 +6,11 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from bench.doors import HttpDoor
-from bench.drive import Run, drive
-from bench.measured import Seen
+from bench.drive import drive
 from bench.peer.servers import ServerOptions, arguments_of, settings_of
-from bench.workload import Beside, Lengths, Level, Loop, Planned, Workload, schedule
+from tandem_cli.load.drive import Run
+from tandem_cli.load.measured import Seen
+from tandem_cli.load.workload import Beside, Lengths, Level, Loop, Planned, Workload, schedule
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 

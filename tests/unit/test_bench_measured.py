@@ -6,13 +6,14 @@ import pytest
 
 from bench import disturbance, targets
 from bench.disturbance import Disturbance, between, cpu_times
-from bench.measured import Measured, Seen, median, quantile
+from bench.measured import Measured, median
 from bench.peer.report import all_figures, settings
-from bench.profile import model_table, request_table, step_table, sums_of
 from bench.report import write_between
 from bench.series import Figure, Head, RunLine, SeriesFile, figures_of
 from bench.sides import OURS_SPLIT, PEER_SPLIT
-from bench.workload import Level, Loop
+from tandem_cli.load.measured import Seen, quantile
+from tandem_cli.load.profile import model_table, request_table, step_table, sums_of
+from tandem_cli.load.workload import Level, Loop
 from telemetry.decode_metrics import DecodeMetrics
 from telemetry.prefill_metrics import PrefillMetrics
 from telemetry.registry import MetricsRegistry
@@ -147,7 +148,7 @@ def test_the_table_says_which_bound_is_met(tmp_path: Path) -> None:
 
 
 def test_every_target_names_a_workload_and_a_level_that_exist() -> None:
-    from bench.workload import find_workload, load_workload
+    from tandem_cli.load.workload import find_workload, load_workload
 
     for target in targets.TARGETS:
         assert target.level in load_workload(find_workload(target.workload)).levels
@@ -179,7 +180,7 @@ def test_a_profile_is_what_the_metrics_grew_by() -> None:
     router.phase.observe(0.5, "send")
     router.end_to_end.observe(1.0)
     sums = sums_of([registry.text()]).minus(before)
-    steps, request = step_table(sums, 0.1), request_table(sums)
+    steps, request = step_table(sums, 0.1).markdown(), request_table(sums).markdown()
     assert "2 decode steps of 8.0 sequences in 0.1 s: 80.0% of the time was in steps." in steps
     assert "| model | 30.000 | 75.0% |" in steps and "| **the step** | 40.000 | 100.0% |" in steps
     assert "| send | 500.00 | 50.0% | during decode |" in request
@@ -189,7 +190,7 @@ def test_a_profile_is_what_the_metrics_grew_by() -> None:
 def test_a_profile_splits_the_model_where_its_backend_does() -> None:
     registry = MetricsRegistry("decode", "0")
     decode, prefill = DecodeMetrics(registry), PrefillMetrics(registry)
-    assert model_table(sums_of([registry.text()])) == ""
+    assert model_table(sums_of([registry.text()])) is None
     seconds = {"qkv": 1.0, "head": 0.5}
     decode.model_from(lambda: seconds, lambda: 0, lambda: 0)
     prefill.model_from(dict, lambda: 0, lambda: 0)
@@ -198,7 +199,9 @@ def test_a_profile_splits_the_model_where_its_backend_does() -> None:
     for _ in range(2):
         decode.step.observe(0.2)
         decode.step_part.observe(0.05, "model")
-    told = model_table(sums_of([registry.text()]).minus(before))
+    found = model_table(sums_of([registry.text()]).minus(before))
+    assert found is not None
+    told = found.markdown()
     assert "| qkv | 30.000 | 60.0% | - | - |" in told and "| head | 15.000 | 30.0% | - | - |" in told
     assert "| everything else | 5.000 | 10.0% | - | - |" in told and "| **all of it** | 50.000 | 100.0% | - | - |" in told
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from bench.doors import Door
-from bench.measured import Seen
 from bench.peer.__main__ import Plan, chosen_workloads, head_of, named_sides, run_all, warm_up
 from bench.series import Figure, SeriesFile
 from bench.sides import ALL, OURS_SPLIT, OURS_TOGETHER, PEER_SPLIT, Side
-from bench.workload import BadWorkload, Lengths, Level, Loop, Planned, Workload
+from tandem_cli.load.door import Door
+from tandem_cli.load.measured import Seen
+from tandem_cli.load.workload import BadWorkload, Lengths, Level, Loop, Planned, Workload
 
 WORKLOAD = Workload("w", "", 0, Lengths(3, 3), Lengths(2, 2), None, (Level(Loop.CLOSED, 2.0),), 2, 1, 1.0, None)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.workload import (
+from tandem_cli.load.workload import (
     FIRST_ID,
     FOLDER,
     BadWorkload,

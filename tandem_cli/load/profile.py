@@ -1,14 +1,13 @@
 """Where the time goes: parts of a decode step and phases of a request, out of the metrics that members and routers export."""
 
+import urllib.error
 import urllib.request
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from bench.report import table
-from tandem_cli.cell import Cell
-from tandem_cli.supervisor import Child
+from tandem_cli.load.tables import Tabled
 from telemetry.decode_metrics import STEP_PARTS
 from telemetry.router_metrics import PHASES
 
@@ -24,6 +23,11 @@ END_TO_END = "tandem_router_end_to_end_seconds"
 FIRST_TOKEN = "tandem_router_first_token_seconds"
 #: Phases that lie inside other ones; they are no part of the sum.
 INSIDE = {"handover": "begins during prefill", "stop_hold": "during decode", "send": "during decode"}
+PAGE_TIMEOUT_S = 10.0
+
+
+class NoMetrics(Exception):
+    """A process does not show its metrics. The message names its address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,17 +75,22 @@ def sums_of(pages: Iterable[str]) -> Sums:
     return Sums(found)
 
 
-def read_sums(cell: Cell) -> Sums:
-    """Of every process of a cell, now."""
-    return sums_of(_page(child) for child in (*cell.routers, *cell.prefill, *cell.decode))
+def read_page(address: str) -> str:
+    """What a process exports at http://host:port/metrics, `address` being host:port. Raises NoMetrics."""
+    try:
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=PAGE_TIMEOUT_S) as page:
+            return str(page.read().decode())
+    except (OSError, ValueError) as error:
+        cause = error.reason if isinstance(error, urllib.error.URLError) else error
+        raise NoMetrics(f"no metrics at {address}: {cause}") from error
 
 
-def _page(child: Child) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{child.ready['metrics_port']}/metrics", timeout=10) as page:
-        return str(page.read().decode())
+def read_sums(addresses: Iterable[str]) -> Sums:
+    """Of several processes, now. Raises NoMetrics."""
+    return sums_of(read_page(address) for address in addresses)
 
 
-def step_table(sums: Sums, seconds: float) -> str:
+def step_table(sums: Sums, seconds: float) -> Tabled:
     """A decode step by its parts, and what lay between steps. seconds: how long was measured."""
     steps, whole = sums.count(STEP), sums.sum(STEP)
     rows = [[part, f"{sums.mean(STEP_PART, part) * 1e3:.3f}", _share(sums.sum(STEP_PART, part), whole)] for part in STEP_PARTS]
@@ -103,37 +112,35 @@ def step_table(sums: Sums, seconds: float) -> str:
     ]
     if lent:
         words += f" Threads of a member with nothing to compute were used by {' and '.join(lent)}."
-    return f"{words}\n\n{table(('part of a decode step', 'mean ms', 'share of the step'), rows)}"
+    return Tabled(("part of a decode step", "mean ms", "share of the step"), rows, words)
 
 
-def model_table(sums: Sums) -> str:
-    """The model's part of decode and prefill steps, by the model's own parts; empty where no backend counts them."""
+def model_table(sums: Sums) -> Tabled | None:
+    """The model's part of decode and prefill steps, by the model's own parts; None where no backend counts them."""
     calls = {
         "decode": (sums.count(STEP), sums.sum(STEP_PART, "model")),
         "prefill": (sums.count(PREFILL_STEP), sums.sum(PREFILL_STEP)),
     }
     parts = list(dict.fromkeys(label for name in MODEL_PARTS.values() for label in sums.labels(name)))
     if not parts:
-        return ""
+        return None
     rows = []
     for part in parts:
         cells = [_each_and_share(sums.sum(name, part), *calls[kind]) for kind, name in MODEL_PARTS.items()]
         rows.append([part, *(cell for pair in cells for cell in pair)])
     told = {kind: sum(sums.sum(name, part) for part in parts) for kind, name in MODEL_PARTS.items()}
-    for word, of in (
-        ("everything else", lambda kind: calls[kind][1] - told[kind]),
-        ("**all of it**", lambda kind: calls[kind][1]),
-    ):
-        rows.append([word, *(cell for kind in calls for cell in _each_and_share(of(kind), *calls[kind]))])
+    rest = {kind: whole - told[kind] for kind, (_, whole) in calls.items()}
+    for word, of in (("everything else", rest), ("**all of it**", {kind: whole for kind, (_, whole) in calls.items()})):
+        rows.append([word, *(cell for kind in calls for cell in _each_and_share(of[kind], *calls[kind]))])
     columns = ("model by part", "decode: mean ms a step", "share of the model", "prefill: mean ms a step", "share of the step")
-    return table(columns, rows)
+    return Tabled(columns, rows)
 
 
 def _each_and_share(seconds: float, count: float, whole: float) -> tuple[str, str]:
     return (f"{seconds / count * 1e3:.3f}" if count else "-", _share(seconds, whole))
 
 
-def request_table(sums: Sums) -> str:
+def request_table(sums: Sums) -> Tabled:
     """A request by its phases, as means over all requests that ended."""
     whole = sums.sum(END_TO_END)
     rows, told = [], 0.0
@@ -146,8 +153,14 @@ def request_table(sums: Sums) -> str:
     rows.append(["everything else", f"{(whole - told) / count * 1e3:.2f}", _share(whole - told, whole), ""])
     rows.append(["**arrival to end**", f"{sums.mean(END_TO_END) * 1e3:.2f}", _share(whole, whole), ""])
     rows.append(["arrival to first token", f"{sums.mean(FIRST_TOKEN) * 1e3:.2f}", _share(sums.sum(FIRST_TOKEN), whole), ""])
-    return table(("phase of a request", "mean ms", "share", "counted"), rows)
+    return Tabled(("phase of a request", "mean ms", "share", "counted"), rows)
 
 
 def _share(part: float, whole: float) -> str:
     return f"{part / whole:.1%}" if whole else "-"
+
+
+def profile_tables(sums: Sums, seconds: float) -> list[Tabled]:
+    """Everything that the metrics of a run tell. seconds: how long was measured."""
+    found = (step_table(sums, seconds), model_table(sums), request_table(sums))
+    return [one for one in found if one is not None]

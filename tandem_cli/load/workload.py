@@ -1,8 +1,9 @@
 """Workload files: what is asked, and when. Pure: a file and a seed make the same requests everywhere.
 
-A workload is one TOML file of bench/workloads/. `prompt` and `output` are lengths in tokens, or a `trace` gives them; `load` is
-closed (so many clients, each sending its next request when its last has ended) or open (requests come on a clock of their own and
-wait for nobody). `beside`, in some files, is open load that runs along and whose own figures are not counted.
+A workload is one TOML file; some are in the folder workloads beside this file. `prompt` and `output` are lengths in tokens, or a
+`trace` gives them; `load` is closed (so many clients, each sending its next request when its last has ended) or open (requests
+come on a clock of their own and wait for nobody). `beside`, in some files, is open load that runs along and whose own figures
+are not counted.
 """
 
 import json
@@ -10,7 +11,7 @@ import math
 import random
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -97,15 +98,21 @@ class Workload:
     requests_min: int
     arrive_s: float
     beside: Beside | None
+    #: Of all requests, those that their client cancels, each after some of its tokens.
+    cancel_share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """One request to send: seconds after the start (0 in a closed loop), the prompt's ids, tokens to answer."""
+    """One request to send: seconds after the start (0 in a closed loop), the prompt's ids, tokens to answer.
+
+    cancel_after: it is cancelled when so many tokens have come; None never.
+    """
 
     at_s: float
     prompt: tuple[int, ...]
     output_tokens: int
+    cancel_after: int | None = None
 
 
 def load_workload(path: Path) -> Workload:
@@ -151,7 +158,7 @@ def load_trace(path: Path) -> Trace:
 
 
 def find_workload(name: str) -> Path:
-    """The file of a workload by its name in bench/workloads, or by its path. Raises BadWorkload."""
+    """The file of a workload by its name in workloads, or by its path. Raises BadWorkload."""
     path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
     if not path.is_file():
         known = ", ".join(sorted(one.stem for one in FOLDER.glob("*.toml")))
@@ -221,6 +228,15 @@ class _Fields:
 
 def schedule(workload: Workload, level: Level, seed: int, vocabulary_size: int) -> list[Planned]:
     """The requests of one run, in the order of their arrival. `seed` tells runs of one workload apart."""
+    made = _uncancelled(workload, level, seed, vocabulary_size)
+    rng = random.Random(f"{workload.name}/{workload.seed}/cancel/{level.value:g}/{seed}")
+    return [
+        replace(one, cancel_after=rng.randrange(one.output_tokens)) if rng.random() < workload.cancel_share else one
+        for one in made
+    ]
+
+
+def _uncancelled(workload: Workload, level: Level, seed: int, vocabulary_size: int) -> list[Planned]:
     rng = random.Random(f"{workload.name}/{workload.seed}/{level.value:g}/{seed}")
     count = max(workload.requests_min, workload.requests_per_client * round(level.value))
     if workload.trace is not None:
@@ -256,7 +272,7 @@ def poisson(rng: random.Random, requests_per_s: float, seconds: float) -> Iterat
 
 def random_ids(rng: random.Random, count: int, vocabulary_size: int) -> tuple[int, ...]:
     """A prompt that no other one resembles."""
-    return tuple(rng.choices(range(FIRST_ID, vocabulary_size), k=count))
+    return tuple(rng.choices(range(min(FIRST_ID, vocabulary_size // 2), vocabulary_size), k=count))
 
 
 def _from_trace(workload: Workload, trace: Trace, level: Level, ids: tuple[str, int]) -> list[Planned]:

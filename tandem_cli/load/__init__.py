@@ -1,0 +1,1 @@
+"""Load for a running cell: what is asked and when, what clients see, what the processes say about it."""
