@@ -4,9 +4,9 @@ from tests.soak.verdict import Bound, Way
 
 #: New connections after a peer's restart are made beside what is left of the old ones for a while.
 _COUNTS = (
-    Bound("threads", "threads", Way.LEVEL, 6.0, for_a_start=0.1),
-    Bound("descriptors", "descriptors", Way.LEVEL, 24.0, for_a_start=0.25),
-    Bound("sockets", "sockets", Way.LEVEL, 16.0, for_a_start=0.25),
+    Bound("threads", "threads", Way.LEVEL, 4.0, for_a_start=0.1),
+    Bound("descriptors", "descriptors", Way.LEVEL, 12.0, for_a_start=0.1),
+    Bound("sockets", "sockets", Way.LEVEL, 8.0, for_a_start=0.1),
     Bound("shm_files", "files", Way.LEVEL, 0.0),
 )
 _MEMBER = (

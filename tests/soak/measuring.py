@@ -57,6 +57,12 @@ async def of_python(process: Process) -> dict[str, float]:
     return {"objects": float(values["objects"]), "blocks": float(values["blocks"])}
 
 
+def types_of(process: Process) -> dict[str, int]:
+    """The most frequent types of what was told last; none where nothing was."""
+    told = process.told_objects
+    return dict(json.loads(told.read_text())["types"]) if told.exists() else {}
+
+
 def of_store(socket_path: str) -> dict[str, float]:
     """records, other_keys as counts; used_mib: memory as the store counts it."""
     with redis.Redis(unix_socket_path=socket_path, socket_timeout=STORE_TIMEOUT_S, decode_responses=True) as client:

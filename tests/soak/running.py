@@ -20,7 +20,7 @@ from tests.chaos.playing import Pace, play
 from tests.chaos.undisturbed import Undisturbed
 from tests.model_files import default_model
 from tests.soak.adapter import write_adapter
-from tests.soak.measuring import SharedMemory, log_bytes, of_all, of_process
+from tests.soak.measuring import SharedMemory, log_bytes, of_all, of_process, types_of
 from tests.soak.refused import refused
 from tests.soak.verdict import Sample, Series
 from tests.soak.waves import ADAPTER, EVERY_SHAPE, LOST_AFTER_S, Wave, wave_of
@@ -165,7 +165,8 @@ class Soak:
         at_s, starts = self._now(), sum(one.starts for one in self._cell.processes.values())
         for name, figures in (await of_all(self._cell)).items():
             self.story.samples.setdefault(name, []).append(Sample(at_s, starts, figures))
-            self._write({"at_s": at_s, "wave": number, "process": name, "starts": starts, **figures})
+            types = types_of(self._cell[name.rpartition(".")[0]])
+            self._write({"at_s": at_s, "wave": number, "process": name, "starts": starts, **figures, "types": types})
         left = self._shared.look(self._cell)
         self.story.wrong += [f"wave {number}: {path} is left, and no process has it" for path in left]
         self.story.asked.append((at_s, self._since_store, self.story.requests, log_bytes(self._cell)))
