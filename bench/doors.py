@@ -48,6 +48,9 @@ class GrpcDoor:
                 seen.phases = {name: getattr(event.completed.timings, name) for name in PHASES}
                 if event.completed.finish_reason != pb.FINISH_REASON_MAX_OUTPUT_TOKENS:
                     raise RequestFailed(f"it ended with {pb.FinishReason.Name(event.completed.finish_reason)}")
+                # Random answers may end inside a character: its tokens were chosen, and are told by nothing but their number.
+                if untold := event.completed.usage.selected_tokens - seen.tokens:
+                    seen.arrivals.append((time.perf_counter(), untold))
 
 
 def _grpc_request(planned: Planned) -> pb.GenerateRequest:
