@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from tests.chaos.cell import STORE
 from tests.soak.bounds import BOUNDS, LOG_BYTES_MAX, RECORD_BYTES_MAX
-from tests.soak.running import Story
+from tests.soak.story import Story
 from tests.soak.verdict import HOUR_S, Growth, Verdict, judge_growth, slope_of
 
 #: A process is warm after a third of the soak, and at most after so many seconds.
@@ -61,7 +61,7 @@ def bytes_of_a_record(story: Story) -> float | None:
 
 def bytes_of_lines(story: Story) -> float:
     """Of all logs, for each request."""
-    return (story.asked[-1][3] - story.asked[0][3]) / max(1, story.requests)
+    return (story.asked[-1].log_bytes - story.asked[0].log_bytes) / max(1, story.requests)
 
 
 def _surplus(story: Story) -> list[tuple[float, int, int]]:
@@ -69,7 +69,8 @@ def _surplus(story: Story) -> list[tuple[float, int, int]]:
     kept = {
         at.at_s: int(at.figures["records"]) for name, all_of in story.samples.items() if name.startswith(STORE) for at in all_of
     }
-    return [(at_s, kept[at_s], since) for at_s, since, _, _ in story.asked if kept[at_s] > since + TOLD_AGAIN_MAX]
+    asked = {one.at_s: one.since_store for one in story.asked}
+    return [(at_s, kept[at_s], asked[at_s]) for at_s in asked if kept[at_s] > asked[at_s] + TOLD_AGAIN_MAX]
 
 
 def row_of(growth: Growth) -> list[str]:

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
@@ -22,7 +22,8 @@ from tests.model_files import default_model
 from tests.soak.adapter import write_adapter
 from tests.soak.measuring import SharedMemory, log_bytes, of_all, of_process, types_of
 from tests.soak.refused import refused
-from tests.soak.verdict import Sample, Series
+from tests.soak.story import Asked, Story
+from tests.soak.verdict import Sample
 from tests.soak.waves import ADAPTER, EVERY_SHAPE, LOST_AFTER_S, Wave, wave_of
 
 #: Requests at the same time, bad ones not counted; long patience: a soak may run beside other work.
@@ -51,31 +52,6 @@ class Length:
     seconds: float
     requests: int
     waves_min: int = 2
-
-
-@dataclass(slots=True)
-class Story:
-    """What came of a soak, from wave to wave."""
-
-    outcomes: Counter[str] = field(default_factory=Counter)
-    faults: Counter[str] = field(default_factory=Counter)
-    wrong: list[str] = field(default_factory=list)
-    samples: dict[str, list[Sample]] = field(default_factory=dict)
-    #: Most memory of a process that was seen while it worked, in MiB, by name and start.
-    peaks: dict[str, float] = field(default_factory=dict)
-    #: At each rest: seconds, requests asked since the store was started, requests asked in all, bytes of all logs.
-    asked: list[tuple[float, int, int, int]] = field(default_factory=list)
-    waves: int = 0
-    tokens: int = 0
-    requests: int = 0
-    seconds: float = 0.0
-    #: Processes that are as old as the soak.
-    eldest: tuple[str, ...] = ()
-
-    @property
-    def series(self) -> list[Series]:
-        """Of every incarnation."""
-        return [Series(name, samples) for name, samples in self.samples.items()]
 
 
 @contextmanager
@@ -169,7 +145,7 @@ class Soak:
             self._write({"at_s": at_s, "wave": number, "process": name, "starts": starts, **figures, "types": types})
         left = self._shared.look(self._cell)
         self.story.wrong += [f"wave {number}: {path} is left, and no process has it" for path in left]
-        self.story.asked.append((at_s, self._since_store, self.story.requests, log_bytes(self._cell)))
+        self.story.asked.append(Asked(at_s, self._since_store, log_bytes(self._cell)))
 
     async def _look_on(self) -> None:
         """Sizes while they work, for the peaks."""
