@@ -19,6 +19,8 @@ SEED   ?= 1
 FIRST  ?= 0
 # The type that its members compute in: bfloat16 where the native backend runs, unless named.
 DTYPE  ?=
+# How long make soak begins new waves.
+MINUTES ?= 30
 # Simulated worlds that make sim runs, and the first one's seed: fresh ones each time.
 SEEDS  ?= 300
 ifndef WORLD
@@ -27,7 +29,7 @@ endif
 # One thread for each engine: two members share a small machine best that way.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup system model demo test check proto proto-check proto-baseline sim chaos bench bench-peer bench-growth bench-cell clean
+.PHONY: help setup system model demo test check proto proto-check proto-baseline sim chaos soak bench bench-peer bench-growth bench-cell clean
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -83,6 +85,9 @@ sim: $(STAMP) ## SEEDS cells in virtual time, then ROUNDS random walks through t
 
 chaos: system model ## ROUNDS rounds of killed, stopped and cut-off processes while requests run; SEED chooses which
 	@ROUNDS=$(ROUNDS) SEED=$(SEED) FIRST=$(FIRST) DTYPE=$(DTYPE) $(BIN)/python -m pytest tests/chaos -m chaos -s $(ARGS)
+
+soak: system model ## MINUTES of mixed requests and faults: nothing may grow, every end must be right; SEED chooses which
+	@$(BIN)/python -m tests.soak --minutes $(MINUTES) --seed $(SEED) $(ARGS)
 
 bench: model ## time to first token, inter-token, tokens a second, hand-over; split against aggregated; ARGS=--profile: where the time goes
 	@$(BIN)/python -m bench $(ARGS)

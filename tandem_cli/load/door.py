@@ -74,6 +74,9 @@ def _take_end(completed: pb.Completed, seen: Seen) -> None:
         return
     if ended == pb.FINISH_REASON_MAX_OUTPUT_TOKENS:
         seen.cancelled_at = 0.0  # it was over before the cancel came
+        # Random answers may end inside a character: its tokens were chosen, and are told by nothing but their number.
+        if untold := completed.usage.selected_tokens - seen.tokens:
+            seen.arrivals.append((time.perf_counter(), untold))
         return
     label = pb.FinishReason.Name(ended)
     raise RequestFailed(f"it ended with {label}" + (f" ({completed.cause})" if completed.cause else ""), completed.cause or label)

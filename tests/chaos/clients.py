@@ -107,7 +107,14 @@ class Client:
     """One client. `run` does everything that its order says; `story` is what came of it."""
 
     def __init__(
-        self, order: Order, request: pb.GenerateRequest, routers: tuple[str, str], *, attaches: bool, forgetful: bool
+        self,
+        order: Order,
+        request: pb.GenerateRequest,
+        routers: tuple[str, str],
+        *,
+        attaches: bool,
+        forgetful: bool,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         """`forgetful`: the store loses its memory in this round, and is told again by the request's router."""
         self.order = order
@@ -119,6 +126,7 @@ class Client:
         self._routers = routers
         self._attaches = attaches
         self._forgetful = forgetful
+        self._patience_s = patience_s
         self._unknown = 0
         self._acted = False
         self._cancelling: asyncio.Task[None] | None = None
@@ -129,12 +137,14 @@ class Client:
     async def run(self) -> Story:
         """Until the terminal event, or until it left, or until a status that is not to be tried again."""
         try:
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(self._patience_s) as limit:
                 await self._run()
+            if limit.expired():  # inside a call, which then ended as if by its own cancel
+                raise TimeoutError
         except Broken as broken:
             self.story.broken = str(broken)
         except TimeoutError:
-            self.story.broken = f"no end within {PATIENCE_S:g} s"
+            self.story.broken = f"no end within {self._patience_s:g} s"
         finally:
             self.done = True
             self.asked.set()

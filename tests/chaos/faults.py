@@ -18,7 +18,7 @@ from tests.waiting import LOOK_AGAIN_S, until
 #: For the watched request to come to a phase; then the fault strikes all the same.
 PHASE_S = 30.0
 #: For a process to end after SIGTERM: its drain, and closing what is open.
-END_S = MEMBER_DRAIN_S + 10.0
+END_S = MEMBER_DRAIN_S + 40.0
 #: A process that was asked to end: in order, or with its drain cut.
 ENDINGS = (0, 75)
 _BEFORE_PREFILLING = (pb.REQUEST_STATE_CREATED, pb.REQUEST_STATE_QUEUED, pb.REQUEST_STATE_ADMITTED)

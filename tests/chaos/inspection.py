@@ -15,7 +15,7 @@ from tests.e2e.cells import STANDING, held
 from tests.waiting import until
 
 #: For everything to be given back after a round: a dead router's lease has to run out, and a lost writer to be cut off.
-REST_S = 30.0
+REST_S = 60.0
 SCRAPE_S = 5.0
 #: Log lines of faults in the program; what is lost or late is told in other words.
 _FAULT = re.compile(

@@ -40,6 +40,9 @@ def judge(plan: Plan, order: Order, story: Story, expected: Expected, record: pb
     completed = story.completed
     if completed is None:
         return _judge_endless(plan, story, record)
+    if completed.cause == "overall_deadline" and order.shape.overall_s:
+        assert completed.finish_reason == pb.FINISH_REASON_DEADLINE_EXCEEDED, completed
+        return "out of time"
     if completed.state == pb.REQUEST_STATE_FINISHED:
         _judge_served(story, expected)
         return "served" if not story.gap else "end alone"
@@ -109,7 +112,9 @@ def _judge_record(plan: Plan, story: Story, record: pb.RequestRecord | None) -> 
 
 def _status_of(story: Story) -> grpc.StatusCode:
     assert story.completed is not None
-    return _STATUS.get(story.completed.state, grpc.StatusCode.UNAVAILABLE)
+    out_of_time = story.completed.finish_reason == pb.FINISH_REASON_DEADLINE_EXCEEDED
+    failed = grpc.StatusCode.DEADLINE_EXCEEDED if out_of_time else grpc.StatusCode.UNAVAILABLE
+    return _STATUS.get(story.completed.state, failed)
 
 
 def _excuses(plan: Plan, order: Order, story: Story, record: pb.RequestRecord | None) -> set[str]:

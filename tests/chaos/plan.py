@@ -1,6 +1,7 @@
 """What happens in a round: which requests, what their clients do, and which faults come when. Pure; one seed, one plan."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -104,7 +105,7 @@ def plan_of(seed: str, manners: frozenset[Manner] = frozenset(Manner)) -> Plan:
     """The round of a seed, with clients of these manners."""
     rng = random.Random(seed)
     count = rng.choice(REQUESTS)
-    orders = tuple(_order(rng, manners) for _ in range(count))
+    orders = tuple(order_of(rng, manners) for _ in range(count))
     faults: list[Fault] = []
     for _ in range(rng.choices((0, 1, 2), (1, 6, 3))[0]):
         fault = _fault(rng, count)
@@ -118,7 +119,8 @@ def plan_of(seed: str, manners: frozenset[Manner] = frozenset(Manner)) -> Plan:
     return Plan(seed, orders, tuple(faults))
 
 
-def _order(rng: random.Random, manners: frozenset[Manner]) -> Order:
+def order_of(rng: random.Random, manners: frozenset[Manner], shapes: Sequence[Shape] = SHAPES) -> Order:
+    """A request of one of these shapes, with a client of one of these manners."""
     weights = {
         Manner.READ: 6,
         Manner.SLOW: 2,
@@ -130,7 +132,7 @@ def _order(rng: random.Random, manners: frozenset[Manner]) -> Order:
     }
     manner = rng.choices(tuple(weights), tuple(weights.values()))[0]
     events = rng.choice((-1, 0, 1, 2, 8, 20)) if manner is Manner.CANCEL else rng.choice((0, 1, 2, 8, 20))
-    order = Order(rng.choice(SHAPES), rng.randrange(2), manner, events, rng.uniform(0.0, 0.5), rng.random() < 0.5)
+    order = Order(rng.choice(shapes), rng.randrange(2), manner, events, rng.uniform(0.0, 0.5), rng.random() < 0.5)
     return order if manner in manners else Order(order.shape, order.router, Manner.READ, 0, order.delay_s, False)
 
 

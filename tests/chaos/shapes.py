@@ -24,6 +24,11 @@ class Shape:
     final_only: bool = False
     choices: int = 0
     best_of: int = 0
+    #: A field of the message Grammar and its value.
+    grammar: tuple[str, str] | None = None
+    adapter: str = ""
+    #: From arrival to the end, in seconds; 0: as long as the router allows. What comes before is as without it.
+    overall_s: float = 0.0
 
     @property
     def several(self) -> bool:
@@ -41,7 +46,11 @@ class Shape:
             utf8_policy=pb.UTF8_POLICY_DROP,
             choices=self.choices or None,
             best_of=self.best_of or None,
+            grammar=pb.Grammar(**dict([self.grammar])) if self.grammar else None,
+            adapter=self.adapter,
         )
+        if self.overall_s:
+            request.deadlines.overall.FromMilliseconds(round(self.overall_s * 1000))
         if self.prompt_tokens:
             request.tokens.ids.extend(tokenizer.encode(self.text)[: self.prompt_tokens])
         elif self.chat:

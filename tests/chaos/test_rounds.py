@@ -4,7 +4,6 @@ ROUNDS and SEED choose how many and which; FIRST the first one, to play a round 
 exactly one end, its text is the undisturbed run's or a beginning of it, every process holds nothing, and none has grown.
 """
 
-import asyncio
 import os
 import subprocess
 import tempfile
@@ -13,32 +12,22 @@ import traceback
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
-import grpc
-import grpc.aio
 import pytest
 
 from models import Tokenizer
-from tandem.v1 import inference_pb2 as pb
-from tandem_cli.client import connect
-from tests.chaos.cell import STORE, ChaosCell, chaos_cell
-from tests.chaos.clients import Client, Story
-from tests.chaos.faults import strike
+from tests.chaos.cell import ChaosCell, chaos_cell
 from tests.chaos.inspection import Watch, at_rest
-from tests.chaos.judge import ATTACHES, judge
+from tests.chaos.judge import ATTACHES
 from tests.chaos.plan import Kind, Manner, Plan, plan_of
+from tests.chaos.playing import play
 from tests.chaos.undisturbed import Undisturbed
-from tests.e2e.cells import fresh_id
-from tests.waiting import until
 
 pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).resolve().parents[2]
 FIRST = int(os.environ.get("FIRST", "0"))
-#: For a record to become terminal after everything has healed.
-RECORD_S = 30.0
 #: Of a failure, beside the folder that holds all of it.
 TOLD_CHARACTERS = 1000
 MANNERS = frozenset(Manner) if ATTACHES else frozenset(Manner) - {Manner.RETURN, Manner.TWICE}
@@ -107,38 +96,15 @@ async def _round(arena: Arena, plan: Plan, tokenizer: Tokenizer) -> list[str]:
     cell = arena.cell
     await _prepare(arena)
     await arena.undisturbed.learn((order.shape for order in plan.orders), cell.routers[0], tokenizer)
-    expected = [arena.undisturbed[order.shape] for order in plan.orders]
-    forgetful = plan.hits({Kind.KILL, Kind.TERM}, STORE)
-    client = partial(Client, attaches=ATTACHES, forgetful=forgetful)
-    clients = [
-        client(order, order.shape.request(fresh_id(f"chaos-{plan.seed}"), tokenizer), cell.routers) for order in plan.orders
-    ]
-    twins = [
-        client(order, first.request, (cell.routers[1], cell.routers[0]))
-        for order, first in zip(plan.orders, clients, strict=True)
-        if order.manner is Manner.TWICE
-    ]
-    async with asyncio.TaskGroup() as tasks:
-        running = [tasks.create_task(one.run()) for one in (*clients, *twins)]
-        for fault in plan.faults:
-            tasks.create_task(strike(cell, fault, clients, expected))
-    for process in cell.processes.values():
-        await process.become_ready()
-    stories = [task.result() for task in running]
-    outcomes = []
-    by_id = {one.request.request_id: what for one, what in zip(clients, expected, strict=True)}
-    for one, story in zip((*clients, *twins), stories, strict=True):
-        record = await _record(cell, story, forgetful=forgetful)
-        try:
-            outcomes.append(judge(plan, one.order, story, by_id[story.request_id], record))
-        except AssertionError as wrong:
-            raise AssertionError(f"{story.request_id} ({one.order}): {wrong}\n{_told(story)}\n{record}") from wrong
+    judged = await play(cell, arena.undisturbed, plan, tokenizer)
+    wrong = [one.wrong for one in judged if one.wrong]
+    assert not wrong, "\n".join(wrong)
     await at_rest(cell)
     faults = arena.watch.log_faults(cell)
     assert not faults, "\n".join(faults)
     grown = arena.watch.measure(cell)
     assert not grown, "\n".join(grown)
-    return outcomes
+    return [one.outcome for one in judged]
 
 
 async def _prepare(arena: Arena) -> None:
@@ -148,41 +114,6 @@ async def _prepare(arena: Arena) -> None:
         arena.watch.log_faults(arena.cell)
         arena.clean = True
     await arena.cell.whole()
-
-
-async def _record(cell: ChaosCell, story: Story, *, forgetful: bool) -> pb.RequestRecord | None:
-    """The record once it is terminal, from both routers alike; None when there is none."""
-    found: list[pb.RequestRecord | None] = []
-    for address in cell.routers:
-        async with connect(address) as stub:
-            last: dict[str, object] = {}
-
-            async def ended(stub=stub, last=last) -> bool:
-                try:
-                    record = (await stub.Get(pb.GetRequest(request_id=story.request_id), timeout=5)).record
-                except grpc.aio.AioRpcError as error:
-                    last["record"] = None if error.code() is grpc.StatusCode.NOT_FOUND else error.code()
-                    return error.code() is grpc.StatusCode.NOT_FOUND
-                last["record"] = record
-                return record.state in (pb.REQUEST_STATE_FINISHED, pb.REQUEST_STATE_CANCELLED, pb.REQUEST_STATE_FAILED)
-
-            try:
-                await until(ended, RECORD_S, "the record is terminal")
-            except AssertionError as error:
-                raise AssertionError(f"{story.request_id} at {address}: {last['record']}\n{_told(story)}") from error
-            found.append(last["record"])  # type: ignore[arg-type]
-    # After the store has lost its memory only the router that served a request may know how it ended.
-    one, other = found
-    assert one == other or (forgetful and None in found), f"the routers know two records of {story.request_id}: {found}"
-    return one if one is not None else other
-
-
-def _told(story: Story) -> str:
-    """What a client got, for people."""
-    connections = "\n".join(
-        f"  {one.call} at router-{one.router}: terminal={one.terminal} {one.status.name} {one.said}" for one in story.connections
-    )
-    return f"{len(story.events)} events, {story.tokens} tokens\n{connections}\n{story.completed}"
 
 
 def _tell_failure(arena: Arena, plan: Plan, again: str, failure: BaseException) -> None:

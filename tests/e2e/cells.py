@@ -26,7 +26,7 @@ CAPACITY = ("pages_free", "pages_cached", "pages_total", "landing_rows_free", "m
 #: Gauges that say what there is or is kept for a while, not what is held.
 STANDING = re.compile(
     r"_build_info$|_members$|_leases$|_agents$|_busy_ratio$|_timestamp_seconds$|_kept_streams$|_kept_stream_bytes$"
-    r"|_prefix_indexed_pages$|_prefix_hints$|_store_available$"
+    r"|_prefix_indexed_pages$|_prefix_hints$|_store_available$|_grammars$|_grammar_bytes$"
 )
 
 

@@ -5,9 +5,13 @@ import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
+import pytest
+
 from bench.doors import HttpDoor
 from bench.drive import drive
 from bench.peer.servers import ServerOptions, arguments_of, settings_of
+from tandem.v1 import inference_pb2 as pb
+from tandem_cli.load.door import GrpcDoor
 from tandem_cli.load.drive import Run
 from tandem_cli.load.measured import Seen
 from tandem_cli.load.workload import Beside, Lengths, Level, Loop, Planned, Workload, schedule
@@ -60,6 +64,28 @@ async def test_events_are_counted_however_they_are_cut() -> None:
 async def test_a_body_without_chunks_is_read_to_its_end() -> None:
     seen, _ = await asked_once([HEAD.replace(b"Transfer-Encoding: chunked\r\n", b""), event(1), event(2)], 2)
     assert seen.failure == "" and seen.tokens == 2
+
+
+class Answering:
+    """A stub whose answer has so many tokens told and chosen."""
+
+    def __init__(self, told: int, selected: int) -> None:
+        self._told, self._selected = told, selected
+
+    async def Generate(self, request: pb.GenerateRequest, timeout: float) -> AsyncIterator[pb.GenerateResponse]:  # noqa: N802
+        yield pb.GenerateResponse(started=pb.Started())
+        yield pb.GenerateResponse(delta=pb.Delta(token_ids=[7] * self._told))
+        usage = pb.Usage(selected_tokens=self._selected, returned_tokens=self._told)
+        limit = pb.FINISH_REASON_MAX_OUTPUT_TOKENS
+        yield pb.GenerateResponse(completed=pb.Completed(finish_reason=limit, usage=usage))
+
+
+@pytest.mark.parametrize(("told", "counts"), [(3, [3]), (2, [2, 1])])
+async def test_an_answer_that_ends_inside_a_character_has_all_its_tokens(told: int, counts: list[int]) -> None:
+    workload = Workload("w", "", 0, Lengths(3, 3), Lengths(3, 3), None, (), 1, 1, 1.0, None)
+    measured = await drive(GrpcDoor(Answering(told, 3)), Run(workload, Level(Loop.CLOSED, 1.0), 0, 2000), [])
+    seen = measured.requests[0]
+    assert (seen.failure, [count for _, count in seen.arrivals]) == ("", counts)
 
 
 async def test_what_goes_wrong_is_told() -> None:
