@@ -83,7 +83,7 @@ async def streamed(http: httpx.AsyncClient, path: str, body: dict[str, object], 
             found.chunks.append(json.loads(await answer.aread()))
             return found
         async for line in answer.aiter_lines():
-            assert not found.done, "something after [DONE]"
+            assert not (found.done and line), "something after [DONE]"
             if line == "data: [DONE]":
                 found.done = True
             elif line:
