@@ -27,6 +27,8 @@ MAX_WATCHERS = 64
 VIEW_KEPT_S = 0.1
 #: Between two questions to the store, however many watch.
 TOTALS_EVERY_S = 1.0
+#: A view waits for its answer that long, in seconds.
+TOTALS_WAIT_S = 1.0
 #: How long whoever was refused waits before asking again.
 _RETRY_S = 5.0
 
@@ -53,7 +55,8 @@ class CellWatch:
         self._view: CellView | None = None
         self._viewed_at = 0.0
         self._totals: StoreTotals | None = None
-        self._totals_at: float | None = None
+        self._asked_at: float | None = None
+        self._asking: asyncio.Task[StoreTotals] | None = None
         self._making = asyncio.Lock()
         self._closed = asyncio.Event()
         self._watchers = 0
@@ -96,19 +99,32 @@ class CellWatch:
     def close(self) -> None:
         """The router stops: all watches end, new ones are refused."""
         self._closed.set()
+        if self._asking is not None:
+            self._asking.cancel()
 
     async def _ask_store(self, members: list[KnownMember], now: float) -> None:
-        if self._totals_at is not None and now - self._totals_at < TOTALS_EVERY_S:
+        """Brings the totals up to date, if it is time to. A store that is slow is shown as one that is away."""
+        if self._asking is None:
+            if self._asked_at is not None and now - self._asked_at < TOTALS_EVERY_S:
+                return
+            self._asked_at = now
+            self._asking = asyncio.create_task(self._totals_now(members), name="cell totals")
+        await asyncio.wait({self._asking}, timeout=TOTALS_WAIT_S)
+        if not self._asking.done():
+            self._totals = None
             return
-        routes = self._watched.routes
-        tenants = (route.record.tenant for route in islice(routes.live(), MAX_LISTED))
-        labels = [budget.label for budget, _ in budgets_of(members, tenants, self._limits.budgets)]
+        asked, self._asking = self._asking, None
         try:
-            self._totals = await routes.cell.store.totals(labels)
+            self._totals = None if asked.cancelled() else asked.result()
         except StoreUnavailable as away:
             _log.debug("views go without the store: %s", away)
             self._totals = None
-        self._totals_at = clocks.monotonic()
+
+    async def _totals_now(self, members: list[KnownMember]) -> StoreTotals:
+        routes = self._watched.routes
+        tenants = (route.record.tenant for route in islice(routes.live(), MAX_LISTED))
+        labels = [budget.label for budget, _ in budgets_of(members, tenants, self._limits.budgets)]
+        return await routes.cell.store.totals(labels)
 
     def _known(self, members: list[KnownMember]) -> Known:
         """Everything at one moment: nothing is waited for in here."""

@@ -144,7 +144,8 @@ class Progress:
 
     def timings(self, now: float, send_s: float) -> Timings:
         """Where the time went until `now`."""
-        end, done, committed = self.seat_end, self.prefill, self.committed
+        told = self.prefilling.done if self.prefilling is not None else None  # before the end it is in the call alone
+        end, done, committed = self.seat_end, self.prefill or told, self.committed
         local = done is None and committed is not None
         waiting_s = now - self.queued_since if self.queued_since else 0.0
         decode_s = end.decode_s if end else (now - self.decoding_since if self.decoding_since else 0.0)

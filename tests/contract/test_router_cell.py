@@ -12,6 +12,7 @@ from rpc.status import details_from
 from tandem.pools.v1 import member_pb2
 from tandem.v1 import cell_pb2 as pb
 from tandem.v1 import cell_pb2_grpc, inference_pb2
+from tests.fake_member import Gate
 from tests.redis_server import cell, redis_url
 from tests.router_world import Client, World, request, router_world, until
 
@@ -172,3 +173,18 @@ async def test_watchers_are_bounded_and_end_with_the_router(redis_url: str, cell
         assert await world.routers[0].drain() == 0
         told = details_from(await asyncio.wait_for(ending, 10))
         assert (told.code, told.reason) == (grpc.StatusCode.UNAVAILABLE, "DRAINING")
+
+
+async def test_a_store_that_does_not_answer_holds_up_no_view(redis_url: str, cell: str) -> None:
+    async with router_world(redis_url, cell) as world:
+        assert (await seen(world.client, lambda view: view.store_available)).routers
+        gate = world.links[0].gates["totals"] = Gate()
+        gate.hold()
+        held = await seen(world.client, lambda view: not view.store_available)
+        assert [router.tells for router in held.routers] == [True] and held.pools[1].members
+        call = watch(world.client)
+        assert not (await call.read()).view.store_available
+        ending = asyncio.create_task(refused(call))
+        assert await world.routers[0].drain() == 0
+        assert details_from(await asyncio.wait_for(ending, 20)).reason == "DRAINING"
+        gate.release()

@@ -41,8 +41,8 @@ def cell_of(**options: object) -> Iterator[Cell]:
 
 @pytest.fixture(scope="session")
 def exact_cell() -> Iterator[Cell]:
-    """Two routers, one prefill and one decode member, where a request says the same in whatever company."""
-    with cell_of(dtype=EXACT_DTYPE, routers=2) as cell:
+    """Two routers with HTTP doors, one prefill and one decode member, where a request says the same in whatever company."""
+    with cell_of(dtype=EXACT_DTYPE, routers=2, http="127.0.0.1:0") as cell:
         yield cell
 
 

@@ -10,6 +10,7 @@ from router.cell_messages import cell_message
 from router.cell_picture import Known, KnownMember, KnownRequest, live_request, picture
 from router.cell_view import MemberState, Stage
 from router.member_facts import MemberInfo, MemberLoad, Role
+from router.prefill_call import PrefillDone
 from router.progress import Progress
 from router.queue import QueueLimits, Waiting, WaitingQueue
 from router.rates import Rate, Rates
@@ -141,8 +142,8 @@ class Prefilling:
 
     cached_tokens = 0
 
-    def __init__(self, computed_tokens: int) -> None:
-        self.computed_tokens = computed_tokens
+    def __init__(self, computed_tokens: int, done: PrefillDone | None = None) -> None:
+        self.computed_tokens, self.done = computed_tokens, done
 
 
 def test_a_request_is_shown_at_its_stage() -> None:
@@ -173,7 +174,10 @@ def test_a_request_has_its_ages_and_counts() -> None:
     shown = live_request(known_request(record("r", Event.ACCEPTED, Event.TICKET), progress, readers=2, unsent_bytes=5), NOW, WALL)
     assert (shown.age_s, shown.in_state_s, shown.output_tokens, shown.max_output_tokens) == (9.0, 7.0, 3, 8)
     assert (shown.prompt_tokens, shown.cached_prompt_tokens, shown.readers, shown.unsent_bytes) == (40, 16, 2, 5)
-    assert shown.timings.total_s == 9.0
+    assert (shown.timings.total_s, shown.timings.prefill_s) == (9.0, 0.0)
+    progress.committed, progress.prefilling = Committed(1.0, 0.0, 0.0), Prefilling(40, PrefillDone(0, 0, 0.5, 2.0, 1.0, 0.25))
+    timings = live_request(known_request(record(), progress), NOW, WALL).timings
+    assert (timings.prefill_queue_s, timings.prefill_s, timings.handover_exposed_s) == (0.5, 2.0, 0.25)
 
 
 def test_ends_are_kept_newest_first_and_bounded() -> None:

@@ -1,5 +1,7 @@
 """The flags of a cell's processes are settings that they have, and their stop budgets fit their drains."""
 
+import contextlib
+import dataclasses
 import socket
 import subprocess
 from pathlib import Path
@@ -13,6 +15,7 @@ from router.config import RouterSettings
 from rpc.settings import load_settings
 from tandem_cli import cell
 from tandem_cli.cell import BadOption, CellOptions, check_listen, parse_setting
+from tandem_cli.http_option import ANY_FREE, DEFAULT_HTTP, door_sentence, http_listen
 from tandem_cli.supervisor import CellFailed, Child, StopOrder
 
 OPTIONS = CellOptions("m", kv_tokens=1000, context_tokens=512, extra=(("decode", "--max-step-tokens=99"),))
@@ -39,7 +42,29 @@ def test_flags_of_routers_are_their_settings() -> None:
     assert module == "router" and settings.prefill_targets == () and settings.reflection
     assert settings.decode == ("127.0.0.1:1",)
     assert settings.listen == "127.0.0.1:50051"
+    assert settings.http_listen is None
     fits(settings, cell.ROUTER_STOP)
+
+
+def test_each_router_has_an_http_door_or_none_has() -> None:
+    options = dataclasses.replace(OPTIONS, http="[::1]:8000")
+    for number, listen in ((0, "[::1]:8000"), (1, "127.0.0.1:0")):
+        argv = cell._router_argv(number, options, "unix:///s", {"prefill": (), "decode": ()})
+        assert f"--http-listen {listen}" in " ".join(argv)
+
+
+def test_the_http_door_of_up_takes_a_free_port_where_its_own_is_taken() -> None:
+    assert http_listen("127.0.0.1:1", False) == "127.0.0.1:1"
+    assert http_listen(None, True) == ""
+    with pytest.raises(BadOption, match="--no-http goes not with --http"):
+        http_listen("127.0.0.1:1", True)
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with contextlib.suppress(OSError):  # somebody else has it, which is as well
+            probe.bind(("127.0.0.1", 8000))
+            probe.listen()
+        assert http_listen(None, False) == ANY_FREE
+    assert "is taken" in door_sentence("127.0.0.1:1", ANY_FREE) and "is taken" not in door_sentence("127.0.0.1:1", DEFAULT_HTTP)
 
 
 def fits(settings: msgspec.Struct, stop: StopOrder) -> None:
