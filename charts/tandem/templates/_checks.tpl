@@ -7,6 +7,7 @@
 {{- end -}}
 {{- include "tandem.checkModel" . -}}
 {{- include "tandem.checkPorts" . -}}
+{{- include "tandem.checkScaling" . -}}
 {{- range $role := list "router" "prefill" "decode" -}}
 {{- $drain := (get $values $role).drain -}}
 {{- if gt (float64 $drain.settleSeconds) (float64 $drain.timeoutSeconds) -}}

@@ -43,10 +43,10 @@ long as the process does its work. Call with (dict "root" $ "port" 50051).
 {{- add (mul (int $startup.periodSeconds) (int $startup.failureThreshold)) 600 -}}
 {{- end -}}
 
-{{/* replicas null: an autoscaler owns the number, and writing one here would undo its work at each upgrade. */}}
+{{/* replicas null, or `scaling`: an autoscaler owns the number, and writing one here would undo its work at each upgrade. */}}
 {{- define "tandem.replicas" -}}
 {{- $replicas := (get .root.Values .role).replicas -}}
-{{- if not (kindIs "invalid" $replicas) -}}
+{{- if not (or (kindIs "invalid" $replicas) (include "tandem.scaled" .)) -}}
 replicas: {{ int $replicas }}
 {{- end -}}
 {{- end -}}
