@@ -102,6 +102,7 @@ def main() -> None:
     parser.add_argument("--kv", type=float, default=0.7, help="share of KV used or promised (default: %(default)s)")
     parser.add_argument("--window", type=float, default=300.0, help="of shrinking, in seconds (default: %(default)s)")
     parser.add_argument("--start", type=float, default=120.0, help="until a member works, in seconds (default: %(default)s)")
+    parser.add_argument("--up", type=float, help="in which a pool may double, in seconds (default: as --start)")
     parser.add_argument("--grouped", type=int, default=8, help="tokens in one event of the simulation (default: %(default)s)")
     parser.add_argument("--no-fixed", action="store_true", help="leave out the fixed pools of equal cost")
     options = parser.parse_args()
@@ -137,7 +138,9 @@ def planned(options: argparse.Namespace, backlog: float) -> Plan:
     """The autoscalers of a run."""
     targets = Targets(backlog, options.busy, options.kv, inter_token=INTER_TOKEN_S)
     bounds = Bounds(1, 1000)
-    return Plan(targets, bounds, bounds, behaviour(options.window), start_s=options.start)
+    up_s = options.start if options.up is None else options.up
+    rules = behaviour(options.window, up_period_s=up_s)
+    return Plan(targets, bounds, bounds, rules, start_s=options.start)
 
 
 if __name__ == "__main__":
