@@ -1,9 +1,10 @@
 #!/bin/sh
-# Debian packages that some tests need: SPIN and a C compiler for tests/model, iproute2 for cutting networks in tests/chaos.
+# Debian packages that some tests need: SPIN and a C compiler for tests/model, iproute2 for cutting networks in tests/chaos,
+# Prometheus for tests/scaling.
 # Installs what is missing where it may (root on Debian or a like system), else says what to do. Without them those tests skip.
 set -eu
-PACKAGES="spin gcc libc6-dev iproute2"
-COMMANDS="spin gcc ip"
+PACKAGES="spin gcc libc6-dev iproute2 prometheus"
+COMMANDS="spin gcc ip promtool"
 
 installed() {
   dpkg-query --show --showformat='${Status}' "$1" 2>/dev/null | grep -q '^install ok installed$'

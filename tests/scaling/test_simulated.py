@@ -18,7 +18,13 @@ from router.member_facts import Role
 SMALL = CellSettings(prefill_members=2, decode_members=2)
 #: The control loop five times as fast as in a cluster, so that little has to be simulated.
 PLAN = Plan(
-    Targets(backlog=20_000.0), Bounds(1, 12), Bounds(1, 12), behaviour(60.0, 50, 12.0), scrape_s=3.0, sync_s=3.0, start_s=12.0
+    Targets(backlog=20_000.0),
+    Bounds(1, 12),
+    Bounds(1, 12),
+    behaviour(60.0, 50, 12.0, 12.0),
+    scrape_s=3.0,
+    sync_s=3.0,
+    start_s=12.0,
 )
 PLAN = replace(PLAN, window=replace(PLAN.window, seconds=12.0))
 
@@ -60,23 +66,23 @@ def test_a_member_starts_late_and_goes_when_nobody_needs_it() -> None:
 
 @pytest.mark.slow
 def test_a_burst_is_absorbed_and_the_pool_shrinks_afterwards() -> None:
-    outcome = ran(Stretch(30, 2.0), Stretch(60, 12.0), Stretch(180, 2.0))
+    outcome = ran(Stretch(30, 2.0), Stretch(40, 10.0), Stretch(120, 2.0))
     sizes = [after for _, pool, _, after in outcome.changes if pool == "prefill"]
     assert outcome.failed == 0
-    assert max(sizes) >= 5 and sizes[-1] <= 3
+    assert max(sizes) >= 4 and sizes[-1] < max(sizes)
     again = outcome.good_again(30.0)
     assert again is not None and again <= 90
 
 
 @pytest.mark.slow
 def test_an_even_load_settles() -> None:
-    outcome = ran(Stretch(240, 4.0))
-    assert outcome.changes_after(120.0) <= 2
+    outcome = ran(Stretch(150, 3.0))
+    assert outcome.changes_after(90.0) <= 2
 
 
 @pytest.mark.slow
 def test_nothing_changes_while_nothing_is_measured() -> None:
-    dark = Blackout(60.0, 160.0)
-    outcome = ran(Stretch(60, 8.0), Stretch(140, 1.0), Stretch(20, 1.0), blackout=dark)
+    dark = Blackout(40.0, 130.0)
+    outcome = ran(Stretch(40, 6.0), Stretch(120, 1.0), blackout=dark)
     assert outcome.changes_after(dark.first, dark.last) == 0
     assert outcome.changes_after(dark.last) > 0 and outcome.failed == 0
