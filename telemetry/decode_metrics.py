@@ -46,11 +46,13 @@ _HELD = (
     Computed("decode_running_sequences", "Sequences generating."),
     Computed("decode_paused_sequences", "Sequences paused by back-pressure."),
     Computed("decode_waiting_sequences", "Sequences waiting for their pages or a place."),
+    Computed("decode_waiting_tokens", "Prompt tokens that are computed here and are not yet."),
     Computed("decode_preempted_sequences", "Sequences whose pages were taken and that wait to come back."),
     Computed("decode_moving_sequences", "Sequences that stand still to be moved to another member."),
     Computed("decode_host_pages", "Host pages that preempted sequences hold."),
     Computed("decode_pages", "KV pages by state.", "state"),
     Computed("decode_kv_used_ratio", "Share of KV pages that somebody holds or may write into, 0 to 1."),
+    Computed("decode_kv_reserved_ratio", "Share of KV pages that are used or promised: at 1 nobody is admitted."),
     Computed("decode_open_grants", "Grants offered and not yet committed or taken back."),
     Computed("decode_oldest_grant_seconds", "Age of the oldest of them, 0 without one."),
     Computed("decode_landing_rows", "Landing rows in use."),
@@ -88,11 +90,13 @@ class DecodeGauges:
     running_sequences: float = 0
     paused_sequences: float = 0
     waiting_sequences: float = 0
+    waiting_tokens: float = 0
     preempted_sequences: float = 0
     moving_sequences: float = 0
     host_pages: float = 0
     pages: Mapping[str, float] = field(default_factory=dict)  # by state: free, owned, cached, granted, quarantined, pinned
     kv_used_ratio: float = 0  # 0 to 1
+    kv_reserved_ratio: float = 0  # 0 to 1
     open_grants: float = 0
     oldest_grant_s: float = 0
     landing_rows: float = 0
@@ -235,8 +239,10 @@ def _samples(now: DecodeGauges) -> Samples:
         "decode_running_sequences": now.running_sequences,
         "decode_paused_sequences": now.paused_sequences,
         "decode_waiting_sequences": now.waiting_sequences,
+        "decode_waiting_tokens": now.waiting_tokens,
         "decode_pages": now.pages,
         "decode_kv_used_ratio": now.kv_used_ratio,
+        "decode_kv_reserved_ratio": now.kv_reserved_ratio,
         "decode_open_grants": now.open_grants,
         "decode_oldest_grant_seconds": now.oldest_grant_s,
         "decode_landing_rows": now.landing_rows,

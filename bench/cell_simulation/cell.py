@@ -39,15 +39,23 @@ _STOP = StopSpec(eos_ids=frozenset({EOS}))
 _GREEDY = SamplingParams(temperature=0.0)
 
 
-class _Pools:
-    """The members, as router.pool_views.Pools."""
+class CellPools:
+    """The members that take work, as router.pool_views.Pools."""
 
     def __init__(self, prefill: Sequence[PrefillMember], decode: Sequence[DecodeMember]) -> None:
         self._members = {Role.PREFILL: [one.known for one in prefill], Role.DECODE: [one.known for one in decode]}
 
     def usable(self, role: Role) -> Sequence[Known]:
-        """All of them."""
+        """Members of a pool that new work can go to."""
         return self._members[role]
+
+    def add(self, known: Known) -> None:
+        """One more takes work."""
+        self._members[known.info.role].append(known)
+
+    def remove(self, known: Known) -> None:
+        """One takes no more work."""
+        self._members[known.info.role].remove(known)
 
     def stale_at(self, member: Known) -> float:
         """As router.members.Members; a member that has nothing to tell repeats itself each second."""
@@ -71,7 +79,7 @@ class Attempt:
 class Router:
     """One router: the real turnstile, and what its routes would do."""
 
-    def __init__(self, number: int, cell: "Cell", pools: _Pools) -> None:
+    def __init__(self, number: int, cell: "Cell", pools: CellPools) -> None:
         settings = cell.settings
         placing = partial(choose, compared=settings.compared)
         chooser = RoundRobin() if settings.policy is Policy.ROUND_ROBIN else placing
@@ -143,6 +151,7 @@ class Cell:
 
     def __init__(self, settings: CellSettings, arrivals: Iterable[Arrival]) -> None:
         self.settings = settings
+        self.lengths: dict[str, int] = {}
         self.events = Events()
         self.rng = random.Random(settings.seed)
         self.store = BudgetBook()
@@ -150,20 +159,19 @@ class Cell:
         self.refusals: dict[str, int] = {}
         self.gaps = Gaps()
         self.requests: list[Request] = []
-        lengths: dict[str, int] = {}
         sizes = _sizes(settings)
-        self.prefill = [PrefillMember(number, settings, self.events, self._prefill_said) for number in range(sizes[0])]
-        self.decode = [DecodeMember(number, settings, self.events, lengths, self._decode_said) for number in range(sizes[1])]
-        pools = _Pools(self.prefill, self.decode)
-        self.routers = [Router(number, self, pools) for number in range(settings.routers)]
+        self.prefill = [self._prefill_member(number) for number in range(sizes[0])]
+        self.decode = [self._decode_member(number) for number in range(sizes[1])]
+        self.pools = CellPools(self.prefill, self.decode)
+        self.routers = [Router(number, self, self.pools) for number in range(settings.routers)]
         self._prefill = {one.peer.member: one for one in self.prefill}
         self._decode = {one.peer.member: one for one in self.decode}
-        self._attempts: dict[int, Attempt] = {}
+        self.attempts: dict[int, Attempt] = {}
         self._grants: dict[str, Attempt] = {}
         self._seats = itertools.count(1)
         for member in (*self.prefill, *self.decode):
             member.news.heard = self._look
-        self._arrive(arrivals, lengths)
+        self._arrive(arrivals)
 
     def run(self) -> Result:
         """To the end of the last answer, or REST_S after the last arrival."""
@@ -171,7 +179,7 @@ class Cell:
         self.events.run(span)
         busy = [[one.busy_s / span for one in pool] for pool in (self.prefill, self.decode)]
         until = span
-        while self._attempts and until < span + REST_S:
+        while self.attempts and until < span + REST_S:
             until += 1.0
             self.events.run(until)
         shares = [sum(pool) / len(pool) if pool else 0.0 for pool in busy]
@@ -182,8 +190,8 @@ class Cell:
         faults = [fault for router in self.routers for fault in router.turnstile.check()]
         faults += [fault for member in (*self.prefill, *self.decode) for fault in member.scheduler.check()]
         held = self.store.statistics().open_tickets
-        if held != len(self._attempts):
-            faults.append(f"{held} tickets are held at the store by {len(self._attempts)} attempts")
+        if held != len(self.attempts):
+            faults.append(f"{held} tickets are held at the store by {len(self.attempts)} attempts")
         return faults + self.store.check()
 
     def open(self, router: Router, place: Place[Known], admitted: Admitted[Known], request: Request, ticket: Ticket) -> None:
@@ -191,7 +199,7 @@ class Cell:
         decode = self._decode[admitted.placement.decode_member]
         prefill = self._prefill.get(admitted.placement.prefill_member)
         attempt = Attempt(next(self._seats), router, place, admitted, request, decode, prefill, ticket)
-        self._attempts[attempt.seat] = attempt
+        self.attempts[attempt.seat] = attempt
         spec = SequenceSpec(
             key=place.key,
             index=0,
@@ -206,10 +214,16 @@ class Cell:
         command = OpenSeat(attempt.seat, spec, Limits(), 0, False, peer, self.events.now)
         self.events.after(self.settings.hop_s, decode.send, command)
 
+    def _prefill_member(self, number: int) -> PrefillMember:
+        return PrefillMember(number, self.settings, self.events, self._prefill_said)
+
+    def _decode_member(self, number: int) -> DecodeMember:
+        return DecodeMember(number, self.settings, self.events, self.lengths, self._decode_said)
+
     # what members say
 
     def _decode_said(self, event: SeatEvent) -> None:
-        attempt = self._attempts[event.seat]
+        attempt = self.attempts[event.seat]
         if isinstance(event, OutputMade):
             self._token(attempt.request, len(event.selected))
         elif isinstance(event, SeatGranted | SeatRefused | PromptReady | SeatEnded):
@@ -274,20 +288,20 @@ class Cell:
         attempt.router.again(attempt.place, avoid)
 
     def _forget(self, attempt: Attempt) -> None:
-        del self._attempts[attempt.seat]
+        del self.attempts[attempt.seat]
         self.store.release(attempt.ticket)
 
     def _look(self) -> None:
         for router in self.routers:
             router.look()
 
-    def _arrive(self, arrivals: Iterable[Arrival], lengths: dict[str, int]) -> None:
+    def _arrive(self, arrivals: Iterable[Arrival]) -> None:
         chunk = self.settings.prefill_step_tokens
         for number, one in enumerate(arrivals):
             idle_s = self.settings.service.prompt_s(one.prompt_tokens, chunk)
             request = Request(f"r{number}", one.at, one.prompt_tokens, one.output_tokens, idle_s)
             self.requests.append(request)
-            lengths[request.request_id] = one.output_tokens
+            self.lengths[request.request_id] = one.output_tokens
             self.events.at(one.at, self.routers[number % len(self.routers)].arrive, request)
 
 

@@ -166,6 +166,29 @@ def test_every_value_is_documented() -> None:
     assert missing == []
 
 
+def test_documents_name_values_that_exist_and_all_of_them() -> None:
+    values = chart().values
+    documents = {path: path.read_text() for path in (CHART / "README.md", CHART.parents[1] / "docs" / "deploy.md")}
+    unknown, named = [], set()
+    for path, text in documents.items():
+        for found in re.findall(r"`((?:[a-z][A-Za-z]*)(?:\.[A-Za-z_]+)*)(?::[^`]*)?`", text):
+            first, *rest = found.split(".")
+            if first not in values or found in ("tls.crt", "tls.key"):
+                continue
+            named.add(first)
+            part = values[first]
+            for key in rest:
+                # Below these a user's own names begin.
+                if part == {} or key in ("cpu", "limits", "requests", "memory"):
+                    break
+                if not isinstance(part, dict) or key not in part:
+                    unknown.append(f"{path.name}: {found}")
+                    break
+                part = part[key]
+    assert unknown == []
+    assert sorted(values.keys() - named) == []
+
+
 # Network policies
 
 

@@ -15,6 +15,7 @@
 {{- if and (ne $values.metrics.monitor.kind "none") (not $values.metrics.enabled) -}}
 {{- fail (printf "metrics.monitor.kind is %s and metrics.enabled is false: there is nothing to read" $values.metrics.monitor.kind) -}}
 {{- end -}}
+{{- include "tandem.checkScaling" . -}}
 {{- range $role := list "router" "prefill" "decode" -}}
 {{- $drain := (get $values $role).drain -}}
 {{- if gt (float64 $drain.settleSeconds) (float64 $drain.timeoutSeconds) -}}

@@ -62,16 +62,10 @@ long as the process does its work. Call with (dict "root" $ "port" 50051).
 {{- add (mul (int $startup.periodSeconds) (int $startup.failureThreshold)) 600 -}}
 {{- end -}}
 
-{{/* "true" when the chart's own scaling owns the number of a role's pods. */}}
-{{- define "tandem.isScaled" -}}
-{{- $scaling := get (.root.Values.scaling | default dict) .role -}}
-{{- if and (kindIs "map" $scaling) (get ($scaling | default dict) "enabled") -}}true{{- end -}}
-{{- end -}}
-
-{{/* replicas null, or scaling: an autoscaler owns the number, and writing one here would undo its work at each upgrade. */}}
+{{/* replicas null, or `scaling`: an autoscaler owns the number, and writing one here would undo its work at each upgrade. */}}
 {{- define "tandem.replicas" -}}
 {{- $replicas := (get .root.Values .role).replicas -}}
-{{- if not (or (kindIs "invalid" $replicas) (include "tandem.isScaled" .)) -}}
+{{- if not (or (kindIs "invalid" $replicas) (include "tandem.scaled" .)) -}}
 replicas: {{ int $replicas }}
 {{- end -}}
 {{- end -}}

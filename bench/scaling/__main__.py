@@ -1,0 +1,147 @@
+"""`python -m bench.scaling TRACE`: autoscaled pools of a simulated cell under an even load, a burst, and without measurements."""
+
+import argparse
+import gc
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from bench.cell_simulation.service_times import Accelerator, Model, ServiceTimes
+from bench.cell_simulation.settings import CellSettings
+from bench.cell_simulation.settings import Targets as Objectives
+from bench.cell_simulation.trace import Arrival, read
+from bench.report import table
+from bench.scaling.hpa import Bounds
+from bench.scaling.load import Stretch, along
+from bench.scaling.plan import Plan, Targets, behaviour
+from bench.scaling.run import Blackout, Load, Outcome, run
+
+#: AMD Instinct MI325X, its data sheet: 1,307.4 TFLOP/s dense bf16, 6 TB/s, 256 GB; one 400 Gbit/s port for each device.
+MI325X = Accelerator("MI325X 256 GB", 1307.4e12, 6e12, 256e9, 50e9)
+#: Llama 3.1 70B, its published configuration: 70.6 G parameters, 80 layers, width 8192, 8 KV heads of 128.
+LLAMA_70B = Model("Llama 3.1 70B", 70.6e9, 80, 8192, 8, 128, 131_072)
+#: A large model: one member serves few requests a second, so hundreds of members can be played for minutes.
+SERVICE = ServiceTimes(MI325X, LLAMA_70B)
+INTER_TOKEN_S = 0.1
+#: Members for one request a second, about, at the targets: where the pools begin.
+PREFILL_PER_RATE, DECODE_PER_RATE = 4.0, 1.5
+#: Seconds before the burst, of it, and after it.
+BEFORE_S, BURST_S, AFTER_S = 240.0, 240.0, 480.0
+COLUMNS = (
+    *("run", "requests", "served well", "failed", "TTFT p50 s", "TTFT p99 s", "prefill members", "decode members"),
+    *("changes", "well again after s", "member-hours"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One run: its load, from when on it is counted, when Prometheus is away, and from when a recovery is looked for."""
+
+    name: str
+    stretches: Sequence[Stretch]
+    counted_from: float
+    blackout: Blackout | None = None
+    since: float | None = None
+
+
+def cases(rate: float) -> list[Case]:
+    """Even; four times as much for a while; a quarter as much while nothing is measured."""
+    even, more, less = Stretch(BEFORE_S, rate), Stretch(BURST_S, 4 * rate), Stretch(AFTER_S, rate)
+    dark = Blackout(BEFORE_S, BEFORE_S + 300.0)
+    return [
+        Case("even", [Stretch(2 * BEFORE_S, rate), Stretch(AFTER_S, rate)], 2 * BEFORE_S),
+        Case("burst", [even, more, less], BEFORE_S, since=BEFORE_S),
+        Case("dark", [even, Stretch(300.0 + AFTER_S, rate / 4)], BEFORE_S, dark),
+    ]
+
+
+def sized(rate: float) -> CellSettings:
+    """The cell at the start of a run at this rate."""
+    prefill, decode = max(1, round(rate * PREFILL_PER_RATE)), max(1, round(rate * DECODE_PER_RATE))
+    objectives = Objectives(inter_token_s=INTER_TOKEN_S)
+    return CellSettings(prefill_members=prefill, decode_members=decode, service=SERVICE, targets=objectives)
+
+
+def fixed_like(case: Case, outcome: Outcome, rate: float) -> CellSettings:
+    """Pools that never change and cost as many member-hours."""
+    hours = (sum(one.seconds for one in case.stretches) - case.counted_from) / 3600
+    sizes = {pool: max(1, round(spent / hours)) for pool, spent in outcome.member_hours.items()}
+    return replace(sized(rate), prefill_members=sizes["prefill"], decode_members=sizes["decode"])
+
+
+def row(name: str, outcome: Outcome, settings: CellSettings, case: Case) -> list[str]:
+    """One line of the table."""
+    again = outcome.good_again(case.since) if case.since is not None else None
+    return [
+        *(name, str(outcome.requests), f"{outcome.attainment:.1%}", str(outcome.failed + outcome.lost)),
+        *(f"{outcome.ttft_p50_s:.2f}", f"{outcome.ttft_p99_s:.2f}"),
+        sizes(outcome, "prefill", settings.prefill_members),
+        sizes(outcome, "decode", settings.decode_members),
+        str(outcome.changes_after(case.counted_from)),
+        "-" if case.since is None else "not" if again is None else f"{again:.0f}",
+        f"{sum(outcome.member_hours.values()):.1f}",
+    ]
+
+
+def sizes(outcome: Outcome, pool: str, first: int) -> str:
+    """At the start, at most, at the end."""
+    after = [first, *(size for _, name, _, size in outcome.changes if name == pool)]
+    return f"{after[0]} → {max(after)} → {after[-1]}" if len(after) > 1 else str(first)
+
+
+def main() -> None:
+    """One line of JSON and one of the table for each run."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("trace", type=Path, help="JSON lines with timestamp, input_length, output_length")
+    parser.add_argument("--rate", type=float, default=8.0, help="requests a second without the burst (default: %(default)s)")
+    parser.add_argument("--cases", default="even,burst,dark", help="comma-separated (default: %(default)s)")
+    parser.add_argument("--backlog", default="20000", help="targets of waiting tokens, comma-separated (default: %(default)s)")
+    parser.add_argument("--busy", type=float, default=0.7, help="share of time in which members compute (default: %(default)s)")
+    parser.add_argument("--kv", type=float, default=0.7, help="share of KV used or promised (default: %(default)s)")
+    parser.add_argument("--window", type=float, default=300.0, help="of shrinking, in seconds (default: %(default)s)")
+    parser.add_argument("--start", type=float, default=120.0, help="until a member works, in seconds (default: %(default)s)")
+    parser.add_argument("--up", type=float, help="in which a pool may double, in seconds (default: as --start)")
+    parser.add_argument("--grouped", type=int, default=8, help="tokens in one event of the simulation (default: %(default)s)")
+    parser.add_argument("--no-fixed", action="store_true", help="leave out the fixed pools of equal cost")
+    options = parser.parse_args()
+    trace = read(options.trace)
+    gc.set_threshold(100_000, 50, 100)  # as bench.cell_simulation
+    rows = []
+
+    def ran(name: str, case: Case, settings: CellSettings, plan: Plan | None) -> Outcome:
+        began = time.perf_counter()
+        outcome = run(settings, loaded(case, trace, options.grouped), plan, case.blackout)
+        rows.append(row(name, outcome, settings, case))
+        print(json.dumps({"run": name, **asdict(outcome), "wall_s": round(time.perf_counter() - began, 1)}), flush=True)
+        print(table(COLUMNS, rows[-1:]).splitlines()[-1], flush=True)
+        return outcome
+
+    known = {case.name: case for case in cases(options.rate)}
+    for case in (known[name] for name in options.cases.split(",")):
+        outcomes = [
+            ran(f"{case.name}, backlog {backlog:.0f}", case, sized(options.rate), planned(options, backlog))
+            for backlog in map(float, options.backlog.split(","))
+        ]
+        if case.name == "burst" and not options.no_fixed:
+            ran("burst, fixed at equal cost", case, fixed_like(case, outcomes[0], options.rate), None)
+    print(table(COLUMNS, rows))
+
+
+def loaded(case: Case, trace: Sequence[Arrival], grouped: int) -> Load:
+    """The requests of a case."""
+    return Load(list(along(trace, case.stretches)), grouped, case.counted_from)
+
+
+def planned(options: argparse.Namespace, backlog: float) -> Plan:
+    """The autoscalers of a run."""
+    targets = Targets(backlog, options.busy, options.kv, inter_token=INTER_TOKEN_S)
+    bounds = Bounds(1, 1000)
+    up_s = options.start if options.up is None else options.up
+    rules = behaviour(options.window, up_period_s=up_s)
+    return Plan(targets, bounds, bounds, rules, start_s=options.start)
+
+
+if __name__ == "__main__":
+    main()
