@@ -47,12 +47,7 @@ def gauges(
         grammars=grammars[0],
         grammar_bytes=grammars[1],
         engine_busy_ratio=engine_busy_ratio,
-        grants={
-            "offered": grants.offers,
-            "committed": grants.commits,
-            "reclaimed": grants.reclaimed - grants.fenced,
-            "fenced": grants.fenced,
-        },
+        grants=_grants(now),
         stray_notices={**grants.unknown, **grants.refusals, "duplicate": grants.duplicate_parts},
         silent_drains=now.drains_silent,
         fences=now.fences_proven,
@@ -67,3 +62,14 @@ def gauges(
         cached_tokens=now.prefixes.hit_tokens,
         prefix=prefix_gauges(now.prefixes),
     )
+
+
+def _grants(now: Snapshot) -> dict[str, float]:
+    """What became of them, as DecodeGauges.grants."""
+    grants = now.grants
+    return {
+        "offered": grants.offers,
+        "committed": grants.commits,
+        "reclaimed": grants.reclaimed - grants.fenced,
+        "fenced": grants.fenced,
+    }

@@ -42,6 +42,14 @@ _DRAFTS = (
     Computed("decode_draft_pages", "KV pages of the draft model that sequences hold."),
 )
 
+#: What waits and what KV is taken: charts/tandem/scaling/queries.yaml asks for them.
+_SCALED_ON = (
+    Computed("decode_waiting_sequences", "Sequences waiting for their pages or a place."),
+    Computed("decode_waiting_tokens", "Prompt tokens that are computed here and are not yet."),
+    Computed("decode_kv_used_ratio", "Share of KV pages that somebody holds or may write into, 0 to 1."),
+    Computed("decode_kv_reserved_ratio", "Share of KV pages that are used or promised: at 1 nobody is admitted."),
+)
+
 
 @dataclass(frozen=True, slots=True)
 class DecodeGauges:
@@ -117,14 +125,11 @@ class DecodeMetrics:
             (
                 Computed("decode_running_sequences", "Sequences generating."),
                 Computed("decode_paused_sequences", "Sequences paused by back-pressure."),
-                Computed("decode_waiting_sequences", "Sequences waiting for their pages or a place."),
-                Computed("decode_waiting_tokens", "Prompt tokens that are computed here and are not yet."),
                 Computed("decode_preempted_sequences", "Sequences whose pages were taken and that wait to come back."),
                 Computed("decode_moving_sequences", "Sequences that stand still to be moved to another member."),
                 Computed("decode_host_pages", "Host pages that preempted sequences hold."),
                 Computed("decode_pages", "KV pages by state.", "state"),
-                Computed("decode_kv_used_ratio", "Share of KV pages that somebody holds or may write into, 0 to 1."),
-                Computed("decode_kv_reserved_ratio", "Share of KV pages that are used or promised: at 1 nobody is admitted."),
+                *_SCALED_ON,
                 Computed("decode_open_grants", "Grants offered and not yet committed or taken back."),
                 Computed("decode_landing_rows", "Landing rows in use."),
                 Computed("decode_seats", "Seats open."),

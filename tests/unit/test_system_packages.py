@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+PACKAGES = "spin gcc libc6-dev iproute2 prometheus"
 SCRIPT = Path(__file__).parents[2] / "tools" / "system_packages.sh"
 
 
@@ -41,18 +42,18 @@ def test_nothing_is_done_when_all_is_there(run) -> None:
 
 def test_root_gets_what_is_missing(run) -> None:
     code, said, calls = run(installed=False, root=True)
-    assert (code, said) == (0, "==> installing spin gcc libc6-dev iproute2 prometheus (apt-get)\n")
+    assert (code, said) == (0, f"==> installing {PACKAGES} (apt-get)\n")
     assert [call.split()[2] for call in calls] == ["update", "install"]
-    assert calls[1].endswith("spin gcc libc6-dev iproute2 prometheus")
+    assert calls[1].endswith(PACKAGES)
 
 
 def test_others_are_told_what_to_do(run) -> None:
     code, said, calls = run(installed=False, root=False)
     assert (code, calls) == (0, [])
-    assert said.strip().endswith("the tests that need them skip. To have them: sudo apt-get install spin gcc libc6-dev iproute2 prometheus")
+    assert said.strip().endswith(f"the tests that need them skip. To have them: sudo apt-get install {PACKAGES}")
 
 
 def test_a_failure_is_told_and_stops_nothing(run) -> None:
     code, said, _ = run(installed=False, root=True, apt_fails=True)
     assert code == 0
-    assert "could not install spin gcc libc6-dev iproute2 prometheus; the tests that need them skip" in said and "E: no network" in said
+    assert f"could not install {PACKAGES}; the tests that need them skip" in said and "E: no network" in said
