@@ -15,12 +15,11 @@ CODE   := lifecycle telemetry rpc text models engine kv_transfer member prefill_
 MODELS := $(wildcard tests/unit/test_*_model.py tests/unit/test_grants_*.py tests/contract/test_*_model.py)
 ROUNDS ?= 3
 SEED   ?= 1
-MINUTES ?= 5
 # The first round of chaos, to play one again.
 FIRST  ?= 0
 # The type that its members compute in: bfloat16 where the native backend runs, unless named.
 DTYPE  ?=
-# How long make soak begins new waves.
+# How long make soak begins new waves, and make fuzz goes on.
 MINUTES ?= 30
 # Simulated worlds that make sim runs, and the first one's seed: fresh ones each time.
 SEEDS  ?= 300

@@ -62,6 +62,10 @@ class ElasticCell(Cell):
         """Members that take work."""
         return sum(one.phase is Phase.SERVING for one in self._lives[role])
 
+    def busy(self) -> bool:
+        """Whether a request waits or runs."""
+        return bool(self.attempts) or any(len(router.turnstile.queue) for router in self.routers)
+
     def member_seconds(self, role: Role, first: float, last: float) -> float:
         """What the members of a pool cost between two times, starting and draining included."""
         ends = [(one.came_at, last if one.went_at is None else min(last, one.went_at)) for one in self._lives[role]]

@@ -117,8 +117,9 @@ def run(settings: CellSettings, load: Load, plan: Plan | None, blackout: Blackou
     scaling.start()
     cell.events.run(span)
     hours = {role.value: cell.member_seconds(role, counted_from, span) / 3600 for role in POOLS}
-    until = span
-    while cell.attempts and until < span + REST_S:
+    until = span + 1.0  # the last request comes at `span`
+    cell.events.run(until)
+    while cell.busy() and until < span + REST_S:
         until += 1.0
         cell.events.run(until)
     counted = [one for one in cell.requests if one.arrived_at >= counted_from]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+PACKAGES = "spin gcc libc6-dev iproute2 prometheus"
 SCRIPT = Path(__file__).parents[2] / "tools" / "system_packages.sh"
 
 
