@@ -30,7 +30,9 @@ POINTS = 150
 COLUMN_IN, LINE_IN, TITLE_IN = 0.62, 0.29, 0.55
 DOTS_PER_INCH = 84
 #: Most names in a legend, and characters of one.
-LEGEND_MAX, NAME_MAX = 8, 26
+LEGEND_MAX, NAME_MAX = 8, 24
+#: Inches of one line of names.
+NAME_IN = 0.16
 
 #: Units that are counted in powers of two.
 _BINARY = ("bytes", "Bps")
@@ -157,7 +159,8 @@ def _lines(box: _Box, panel: Panel, window: _Window) -> None:
     box.title(panel.title)
     found = sorted(window.series(panel), key=lambda pair: pair[0])
     named = [(name, one) for name, one in found if any(not math.isnan(value) for value in one.values)]
-    axes = box.axes(0.16 * -(-min(len(named), LEGEND_MAX) // 4))
+    names = _told([name for name, _ in named])
+    axes = box.axes(NAME_IN * -(-len(names) // _columns(names)))
     _frame(axes, panel.unit, window)
     if not named:
         axes.text(0.5, 0.5, "nothing of the kind happened", transform=axes.transAxes, ha="center", va="center", color=FAINT)
@@ -171,11 +174,11 @@ def _lines(box: _Box, panel: Panel, window: _Window) -> None:
         for colour, (_, one) in zip(colours, named, strict=True):
             axes.plot(one.times, one.values, color=colour, lw=1.1)
     highest = max(value for _, one in named for value in one.values if not math.isnan(value))
-    axes.set_ylim(0, None if highest > 0 else 1)
+    axes.set_ylim(0, None if panel.stacked and highest > 0 else highest * 1.06 or 1)
     if panel.unit in _BINARY and highest > 0:
         size = 2.0 ** (10 * int(math.log2(highest) / 10)) if highest >= 1 else 1.0
         axes.yaxis.set_major_locator(MultipleLocator(size * 2.0 ** math.ceil(math.log2(highest / size / 5))))
-    _names(box, [name for name, _ in named], colours)
+    _names(box, names, colours)
 
 
 def _heat(box: _Box, panel: Panel, window: _Window) -> None:
@@ -205,21 +208,33 @@ def _frame(axes: Axes, unit: str, window: _Window) -> None:
     axes.tick_params(length=0, labelsize=7.2)
     for side in axes.spines.values():
         side.set_visible(False)
-    axes.xaxis.set_major_locator(MaxNLocator(5))
+    axes.set_axisbelow(True)
+    axes.xaxis.set_major_locator(MaxNLocator(5, prune="both"))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda at, _: _clock(at)))
-    axes.yaxis.set_major_locator(MaxNLocator(5))
+    axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: shown(value, unit)))
 
 
-def _names(box: _Box, names: Sequence[str], colours: Sequence[str]) -> None:
+def _told(names: Sequence[str]) -> list[str]:
+    """The names that fit into a legend, cut to a length that does."""
     told = [name if len(name) <= NAME_MAX else name[: NAME_MAX - 1] + "…" for name in names[:LEGEND_MAX]]
     if len(names) > LEGEND_MAX:
         told[-1] = f"and {len(names) - LEGEND_MAX + 1} more"
-    columns = min(4, len(told)) if max(map(len, told)) < NAME_MAX // 2 else 2 if len(told) > 1 else 1
-    columns = max(columns, -(-len(told) // 2)) if len(told) > 4 else columns
+    return told
+
+
+def _columns(told: Sequence[str]) -> int:
+    """How many names stand side by side; at most four, of which at most two rows are made."""
+    most = 4 if max(map(len, told), default=0) <= NAME_MAX * 2 // 3 else 3
+    return max(1, min(most, len(told))) if len(told) <= 2 * most else 4
+
+
+def _names(box: _Box, told: Sequence[str], colours: Sequence[str]) -> None:
+    columns = _columns(told)
+    rows = -(-len(told) // columns)
     for place, (name, colour) in enumerate(zip(told, colours, strict=False)):
         x = box.left + 0.15 * box.inch_x + (place % columns) * (box.right - box.left - 0.2 * box.inch_x) / columns
-        y = box.bottom + (0.1 + 0.16 * (-(-len(told) // columns) - 1 - place // columns)) * box.inch_y
+        y = box.bottom + (0.1 + NAME_IN * (rows - 1 - place // columns)) * box.inch_y
         box.figure.text(x, y, f"■ {name}", fontsize=6.8, color=colour, va="center")
 
 
