@@ -162,6 +162,8 @@ def test_every_panel_shows_something(watching: Prometheus, name: str) -> None:
         if panel.kind != "row" and not any(found.values()):
             blank.add((name, panel.title))
     assert blank <= set(EMPTY), blank - set(EMPTY)
+    titles = {panel.title for panel in read_dashboard(name)[1]}
+    assert {title for dashboard, title in EMPTY if dashboard == name} <= titles
 
 
 def test_every_rule_can_be_evaluated(watching: Prometheus) -> None:

@@ -59,6 +59,15 @@ def test_a_phase_is_recorded_from_its_times(tracing, kept):
     assert len(span.links) == 1
 
 
+def test_a_span_points_to_another_once_that_is_found_later(tracing, kept):
+    span = tracing.start(names.SPAN_ATTACH)
+    for traceparent in (PARENT, "?", "", PARENT):
+        span.link(traceparent)
+    span.end()
+    links = finished(tracing, kept)[names.SPAN_ATTACH].links
+    assert [f"{link.context.trace_id:032x}" for link in links] == [trace_id_of(PARENT)]
+
+
 def test_ids_are_known_before_the_end(tracing, kept):
     root = tracing.start("Generate")
     child = tracing.span("queue", parent=root.traceparent, start_s=1, end_s=2)
