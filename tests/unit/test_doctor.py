@@ -26,10 +26,16 @@ GIB = 1024**3
 PLAN = machine_judged.Plan(members=2, threads=1, weight_bytes=GIB, kv_bytes=GIB)
 MEMORY = machine.Memory(available=32 * GIB, limit_left=None, shm_free=GIB)
 CPUS = machine.Cpus("a CPU", 4, None, "")
-STORE = told.Store(
-    "", {"redis_version": "7.2.4", "role": "master", "maxmemory": str(GIB), "used_memory": "1000",
-         "maxmemory_policy": "noeviction", "aof_enabled": "1", "connected_slaves": "0"}, (), 0.0002, 0.001, 0.0, 0.0001, {"router-0:a": 4.0},
-)  # fmt: skip
+INFO = {
+    "redis_version": "7.2.4",
+    "role": "master",
+    "maxmemory": str(GIB),
+    "used_memory": "1000",
+    "maxmemory_policy": "noeviction",
+    "aof_enabled": "1",
+    "connected_slaves": "0",
+}
+STORE = told.Store("", INFO, (), 0.0002, 0.001, 0.0, 0.0001, {"router-0:a": 4.0})
 
 
 def results(findings: list[Finding]) -> dict[str, Result]:
