@@ -36,10 +36,15 @@ def test_b48_equal_prompts_share_no_page() -> None:
 
 
 @pytest.mark.parametrize("name", VALUE_SETS)
-def test_b51_the_chart_brings_no_autoscaler_of_its_own(name: str) -> None:
+def test_b51_a_pool_has_one_autoscaler_or_a_number_of_pods(name: str) -> None:
     found = rendered(name)
-    assert of_kind(found, "Deployment")
-    assert not of_kind(found, "HorizontalPodAutoscaler") and not of_kind(found, "ScaledObject")
+    scalers = [*of_kind(found, "HorizontalPodAutoscaler").values(), *of_kind(found, "ScaledObject").values()]
+    scaled = [(each["spec"]["scaleTargetRef"]["kind"], each["spec"]["scaleTargetRef"]["name"]) for each in scalers]
+    assert len(scaled) == len(set(scaled))
+    for kind in ("Deployment", "LeaderWorkerSet"):
+        for each in of_kind(found, kind).values():
+            numbered = "replicas" in each["spec"]
+            assert numbered != ((kind, each["metadata"]["name"]) in scaled), "two would undo what the other does"
 
 
 def test_b56_the_fingerprint_covers_every_field_of_the_layout() -> None:

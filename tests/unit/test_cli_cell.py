@@ -49,7 +49,7 @@ def test_flags_of_routers_are_their_settings() -> None:
 def test_each_router_has_an_http_door_or_none_has() -> None:
     options = dataclasses.replace(OPTIONS, http="[::1]:8000")
     for number, listen in ((0, "[::1]:8000"), (1, "127.0.0.1:0")):
-        argv = cell._router_argv(number, options, "unix:///s", {"prefill": (), "decode": ()})
+        argv = cell._router_argv(number, options, {"prefill": (), "decode": ()})
         assert f"--http-listen {listen}" in " ".join(argv)
 
 
