@@ -24,7 +24,7 @@ from router.progress import Progress
 from router.queue import QueueStatistics
 from router.rates import Rate
 from router.request import ServedModel, ValidatedRequest
-from router.store import StoreTotals
+from router.store_totals import StoreTotals
 
 #: Tenants whose budgets are shown at most.
 MAX_TENANTS = 64

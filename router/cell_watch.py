@@ -15,7 +15,8 @@ from router.rates import Rates
 from router.request import ServedModel
 from router.route import Route
 from router.routes import Routes
-from router.store import StoreTotals, StoreUnavailable
+from router.store import StoreUnavailable
+from router.store_totals import StoreTotals
 from rpc import clocks
 from rpc.status import StatusError, draining, resource_exhausted
 

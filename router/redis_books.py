@@ -7,7 +7,8 @@ from typing import Any
 
 from lifecycle.states import TERMINAL, State
 from router.redis_link import Keys, RedisLink
-from router.store import Lease, StoreBooks, StoreTotals
+from router.store import StoreBooks
+from router.store_totals import Lease, StoreTotals
 
 #: Others go on writing while the books are read, so what looks wrong is looked at again: that often, with that pause in seconds.
 LOOKS = 3

@@ -35,11 +35,11 @@ from router.store import (
     StoreBooks,
     StoreHealth,
     StoreStatistics,
-    StoreTotals,
     StoreUnavailable,
     WriteOutcome,
     WriteResult,
 )
+from router.store_totals import StoreTotals
 from rpc import clocks
 
 #: Writes of one owner to one record can overtake each other; one that was overtaken is made again, at most that often.

@@ -18,6 +18,7 @@ from lifecycle.record import RequestRecord
 from lifecycle.states import Event, State
 from router.budget import Claim, Shortage
 from router.placement import Placement
+from router.store_totals import StoreTotals
 
 
 class StoreUnavailable(Exception):
@@ -221,22 +222,6 @@ class StoreBooks:
     """Seconds left of each router's lease, negative for one that ran out."""
     faults: tuple[str, ...] = ()
     """Sentences about what does not add up."""
-
-
-@dataclass(frozen=True, slots=True)
-class Lease:
-    """A router's: seconds until it runs out, negative when it has; where other routers reach it ("" when it has not said)."""
-
-    left_s: float
-    address: str
-
-
-@dataclass(frozen=True, slots=True)
-class StoreTotals:
-    """Some of what the store holds, for views: units by budget label, leases by router."""
-
-    reserved: Mapping[str, int]
-    routers: Mapping[str, Lease]
 
 
 @dataclass(frozen=True, slots=True)

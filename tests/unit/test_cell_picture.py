@@ -17,7 +17,7 @@ from router.rates import Rate, Rates
 from router.recent_ends import RecentEnds
 from router.request import Delivery, Sampling, ServedModel, Stop, Utf8Policy, ValidatedRequest
 from router.seat import Committed
-from router.store import Lease, StoreTotals
+from router.store_totals import Lease, StoreTotals
 from tandem.v1 import cell_pb2 as pb
 
 MODEL = ServedModel("m", "snap", 512, 300)
