@@ -13,6 +13,7 @@ CODE   := lifecycle telemetry rpc text models engine kv_transfer member prefill_
 MODELS := $(wildcard tests/unit/test_*_model.py tests/unit/test_grants_*.py tests/contract/test_*_model.py)
 ROUNDS ?= 3
 SEED   ?= 1
+MINUTES ?= 5
 # The first round of chaos, to play one again.
 FIRST  ?= 0
 # The type that its members compute in: bfloat16 where the native backend runs, unless named.
@@ -25,7 +26,7 @@ endif
 # One thread for each engine: two members share a small machine best that way.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup system model demo test check proto proto-check sim chaos bench bench-peer bench-growth bench-cell clean
+.PHONY: help setup system model demo test check audit fuzz proto proto-check sim chaos bench bench-peer bench-growth bench-cell clean
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -58,6 +59,12 @@ check: $(STAMP) ## format, lint, types, imports, ports
 	@echo "==> imports";      $(BIN)/lint-imports
 	@echo "==> buf lint";     $(BIN)/buf lint
 	@$(MAKE) --no-print-directory proto-check
+
+audit: $(STAMP) ## known faults in what is installed, by the advisories of the package index; says so when they cannot be reached
+	@echo "==> audit";        $(BIN)/python -m tools.audit
+
+fuzz: $(STAMP) ## MINUTES of any bytes for every service, token, key set and setting; a failure says the seed that finds it again
+	@$(BIN)/python -m tests.fuzz --minutes $(MINUTES) --seed $(SEED) $(ARGS)
 
 proto: $(STAMP) ## generate the code of the ports
 	@$(BIN)/python -m grpc_tools.protoc -I proto --python_out=proto --pyi_out=proto --grpc_python_out=proto $(PROTOS)

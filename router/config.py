@@ -35,14 +35,17 @@ class RouterSettings(AccessSettings, kw_only=True, frozen=True, forbid_unknown_f
         tuple[str, ...],
         setting("Prefill members, host:port or dns:///host:port; none: decode computes prompts.", min_length=1, max_length=1024),
     ]
-    redis_url: Annotated[str, setting("Address of the request store.", form=redis_address.FORM, min_length=1)]
+    redis_url: Annotated[
+        str,
+        setting("Address of the request store.", form=redis_address.FORM, secret=redis_address.holds_password, min_length=1),
+    ]
     cell: Annotated[
         str,
         setting("Name of the cell: the hash tag of its keys.", form="[A-Za-z0-9_.-]", pattern="^[A-Za-z0-9_.-]{1,64}$"),
     ] = "default"
     redis_sentinel_username: Annotated[str, setting("User at the Sentinels, if they ask for one.", max_length=256)] = ""
     redis_sentinel_password: Annotated[
-        str, setting("Password of the Sentinels; better as a variable than as a flag.", max_length=1024)
+        str, setting("Password of the Sentinels; as a variable or in a settings file.", secret=bool, max_length=1024)
     ] = ""
     redis_outage: Annotated[
         Literal["refuse", "serve"],

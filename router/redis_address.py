@@ -85,6 +85,14 @@ def parse_address(url: str) -> StoreAddress:
     return StoreAddress(kind, _nodes(kind, hosts), "", service, db, tls, login, options)
 
 
+def holds_password(url: str) -> bool:
+    """Whether a URL has a password in it, or could have one where it cannot be read."""
+    try:
+        return "password" in parse_address(url).login
+    except ValueError:
+        return "@" in url or "password" in url
+
+
 def _split(url: str) -> SplitResult:
     scheme, separator, rest = url.partition("://")
     ends = [place for mark in "/?#" if (place := rest.find(mark)) >= 0]

@@ -110,9 +110,8 @@ class Process:
             shown = MetricsServer(metrics, settings.listen.rpartition(":")[0].strip("[]"), settings.metrics_port)
             self._closers.insert(1, lambda: asyncio.to_thread(shown.close))
             self.metrics_port = shown.port
-        frame = Frame(
-            self._kind, name, address, incarnation, settings, tracing, metrics, self.crashed, self.draining, dial, self._gate
-        )
+        told = (self._kind, name, address, incarnation, settings, tracing, metrics, self.crashed, self.draining)
+        frame = Frame(*told, dial=dial, gate=self._gate)
         self.frame = frame
         self._application = application = self._build(frame)
         await self._add_services(server, application)

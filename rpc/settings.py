@@ -31,12 +31,15 @@ class SettingsError(Exception):
     """A setting that is not known, cannot be read or is out of its limits. Names it, its source and its limit."""
 
 
-def setting(text: str, unit: str = "", form: str = "", **limits: Any) -> msgspec.Meta:
+def setting(
+    text: str, unit: str = "", form: str = "", *, secret: Callable[[str], bool] | None = None, **limits: Any
+) -> msgspec.Meta:
     """What a field means, for help and checks. `limits`: ge, gt, le, lt, min_length, max_length, pattern.
 
-    `form` says in words what `pattern` asks for.
+    `form` says in words what `pattern` asks for. `secret`: whether a value is one, or holds one; such a value is refused as a
+    flag, because everybody on a machine sees those, and told in no error.
     """
-    return msgspec.Meta(description=text, extra={"unit": unit, "form": form}, **limits)
+    return msgspec.Meta(description=text, extra={"unit": unit, "form": form, "secret": secret}, **limits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,11 @@ class _Field:
         """The type to convert to, limits included."""
         limited = Annotated[(self.kind, *self.metas)] if self.metas else self.kind
         return limited | None if self.optional else limited
+
+    def is_secret(self, value: object) -> bool:
+        """Whether a value must not be seen."""
+        found = next((meta.extra["secret"] for meta in self.metas if meta.extra and meta.extra.get("secret")), None)
+        return found is not None and isinstance(value, str) and bool(found(value))
 
     def help(self) -> str:
         """Meaning, unit, limits, default."""
@@ -147,6 +155,12 @@ def load_settings(
     env = os.environ if environment is None else environment
     parser = _parser(fields, prog, description)
     flags = vars(parser.parse_args(argv))
+    for one in fields.values():
+        if one.is_secret(flags.get(one.name)):
+            raise SettingsError(
+                f"flag {one.flag} holds a secret, which everybody on this machine could see: "
+                f"give it as the variable {one.variable} or in a settings file"
+            )
     config = flags.pop("config", None) or env.get(ENVIRONMENT_PREFIX + "CONFIG")
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
@@ -251,7 +265,8 @@ def _convert(kind: type[S], values: dict[str, Any], sources: Mapping[str, str], 
         try:
             values[name] = msgspec.convert(value, one.hint, strict=False)
         except msgspec.ValidationError as error:
-            raise SettingsError(f"{sources[name]} is {str(value)[:100]!r}; it must be {one.expected()}") from error
+            said = "not shown" if one.is_secret(value) else f"{str(value)[:100]!r}"
+            raise SettingsError(f"{sources[name]} is {said}; it must be {one.expected()}") from error
     try:
         return kind(**values)
     except ValueError as error:  # from a Struct's own __post_init__

@@ -191,7 +191,7 @@ def _start(supervisor: Supervisor, options: CellOptions, view: StartView) -> Cel
     redis_url = str(store.ready["url"]) if store is not None else options.redis_url
     _wait(supervisor, [*members["prefill"], *members["decode"]], MEMBER_READY_S, "loading the model", view)
     routers = tuple(
-        supervisor.spawn(f"router-{number}", _router_argv(number, options, redis_url, members), ROUTER_STOP)
+        supervisor.spawn(f"router-{number}", _router_argv(number, options, members), ROUTER_STOP, {"TANDEM_REDIS_URL": redis_url})
         for number in range(options.routers)
     )
     _wait(supervisor, routers, ROUTER_READY_S, "meeting the members", view)
@@ -227,13 +227,12 @@ def _member_argv(role: str, number: int, options: CellOptions, cores: str) -> li
     return [f"{role}_svc", *_as_argv(flags), *options.flags_for(role)]
 
 
-def _router_argv(number: int, options: CellOptions, redis_url: str, members: dict[str, tuple[Child, ...]]) -> list[str]:
+def _router_argv(number: int, options: CellOptions, members: dict[str, tuple[Child, ...]]) -> list[str]:
     flags = {
         "listen": options.listen if number == 0 else "127.0.0.1:0",
         "http-listen": (options.http if number == 0 else "127.0.0.1:0") if options.http else "",
         "name": f"router-{number}",
         "model": options.model,
-        "redis-url": redis_url,
         "prefill": ",".join(child.address for child in members["prefill"]) or "none",
         "decode": ",".join(child.address for child in members["decode"]),
         "metrics-port": options.metrics_port if number == 0 else 0,

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
@@ -81,8 +81,9 @@ class Supervisor:
         self._stopping()
         self.stop()
 
-    def spawn(self, name: str, argv: Sequence[str], stop_order: StopOrder) -> Child:
-        """Start module argv[0] with the rest as its arguments. It says that it is ready by one JSON line on --ready-fd."""
+    def spawn(self, name: str, argv: Sequence[str], stop_order: StopOrder, variables: Mapping[str, str] | None = None) -> Child:
+        """Start module argv[0] with the rest as its arguments, and with `variables` beside those of this process. It says that it
+        is ready by one JSON line on --ready-fd."""
         read_fd, write_fd = os.pipe()
         log = self.folder / f"{name}.log"
         with log.open("wb") as output:
@@ -92,6 +93,7 @@ class Supervisor:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 pass_fds=(write_fd, *self._lifeline),
+                env={**os.environ, **(variables or {})},
                 # Ctrl-C is for the supervisor, which stops the processes in an order that loses nothing.
                 start_new_session=True,
             )

@@ -64,6 +64,7 @@ def test_pure_files_touch_neither_clock_nor_socket_nor_tensor() -> None:
         *(ROOT / "router" / name for name in ("budget.py", "placement.py", "queue.py", "stream_log.py")),
         *(ROOT / "router" / name for name in ("member_facts.py", "pool_views.py", "turnstile.py", "unseen.py", "rates.py")),
         *(ROOT / "router" / name for name in ("cell_view.py", "cell_picture.py", "recent_ends.py")),
+        *(ROOT / "router" / name for name in ("token_bucket.py", "tenant_limits.py", "token_file.py")),
         *(ROOT / "text" / name for name in ("stop_matcher.py", "detokeniser.py")),
         *(ROOT / "decode_svc" / name for name in ("stream_log.py", "moving.py", "pushing.py", "memory.py", "planning.py")),
         *(ROOT / "decode_svc" / name for name in ("preemption.py", "estimate.py", "host_pages.py", "kv_place.py", "progress.py")),

@@ -37,8 +37,8 @@ def test_flags_of_routers_are_their_settings() -> None:
     process = subprocess.Popen(["true"])
     process.wait()
     decode = Child("decode-0", process, Path(), -1, cell.MEMBER_STOP, {"address": "127.0.0.1:1"})
-    module, *argv = cell._router_argv(0, OPTIONS, "unix:///s", {"prefill": (), "decode": (decode,)})
-    settings = load_settings(RouterSettings, argv, {})
+    module, *argv = cell._router_argv(0, OPTIONS, {"prefill": (), "decode": (decode,)})
+    settings = load_settings(RouterSettings, argv, {"TANDEM_REDIS_URL": "unix:///s"})
     assert module == "router" and settings.prefill_targets == () and settings.reflection
     assert settings.decode == ("127.0.0.1:1",)
     assert settings.listen == "127.0.0.1:50051"

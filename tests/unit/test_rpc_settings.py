@@ -124,3 +124,24 @@ def test_rules_between_settings():
     with pytest.raises(SettingsError, match=r"advertise is required when listen is 0\.0\.0\.0:5"):
         load_settings(MemberSettings, ["--listen", "0.0.0.0:5"], {})
     assert load_settings(MemberSettings, ["--listen", "0.0.0.0:5", "--advertise", "pod-1"], {}).advertise == "pod-1"
+
+
+class Guarded(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """Settings with a secret, and with one that may hold one."""
+
+    password: Annotated[str, setting("Of the store.", secret=bool, max_length=8)] = ""
+    url: Annotated[str, setting("Of the store.", secret=lambda url: "@" in url)] = ""
+
+
+def test_a_secret_is_no_flag_and_in_no_error(tmp_path):
+    assert load_settings(Guarded, ["--url", "redis://a"], {"TANDEM_PASSWORD": "hidden"}).password == "hidden"
+    for argv in (["--password", "hidden"], ["--url=redis://hidden@a"]):
+        with pytest.raises(SettingsError, match=r"holds a secret.*as the variable TANDEM_") as bad:
+            load_settings(Guarded, argv, {})
+        assert "hidden" not in str(bad.value)
+    with pytest.raises(SettingsError, match="variable TANDEM_PASSWORD is not shown; it must be a text, at most 8 long") as bad:
+        load_settings(Guarded, [], {"TANDEM_PASSWORD": "hidden-and-long"})
+    assert "hidden" not in str(bad.value)
+    config = tmp_path / "a.toml"
+    config.write_text('password = "hidden"')
+    assert load_settings(Guarded, ["--config", str(config)], {}).password == "hidden"
