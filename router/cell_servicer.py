@@ -65,7 +65,7 @@ class CellServicer:
     async def watch(self, raw: bytes, context: Any) -> None:
         """Views until the caller leaves. Raises StatusError for bad bounds, too many watchers, and at the router's end."""
         tenant = await self.sight(context)
-        async with aclosing(self.watch_as(_wish(parse(pb.WatchRequest, raw)), tenant)) as views:
+        async with aclosing(self.watch_as(wish_of(raw), tenant)) as views:
             async for view in views:
                 await context.write(pb.WatchResponse(view=view))
 
@@ -76,7 +76,9 @@ class CellServicer:
                 yield seen_by(view, wish, tenant)
 
 
-def _wish(request: Any) -> Wish:
+def wish_of(raw: bytes) -> Wish:
+    """What a WatchRequest asks for. Raises StatusError (INVALID_ARGUMENT) naming what is wrong."""
+    request: Any = parse(pb.WatchRequest, raw)
     return Wish(
         period_s=request.period.ToNanoseconds() / 1e9 if request.HasField("period") else DEFAULT_PERIOD_S,
         max_requests=request.max_requests if request.HasField("max_requests") else DEFAULT_REQUESTS,

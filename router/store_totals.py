@@ -1,4 +1,4 @@
-"""What a view of the cell wants of the store: values. Pure."""
+"""Some of what the request store holds for a cell, for views of it. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
