@@ -26,6 +26,7 @@ from tests.waiting import until
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 SCOPE = Scope(*(f'namespace="{NAMESPACE}",pod=~"{role}-.+"' for role in ("prefill", "decode", "router")), window="5s")
+EVERY = [query for queries in read(SCOPE).values() for query in queries.values()]
 QUERIES = read(SCOPE)["prefill"]
 #: What one member may have: about a second of computing, and most of its time.
 TARGETS = {"backlog": 400.0, "busy": 0.7}
@@ -134,7 +135,7 @@ async def test_members_come_and_go_with_the_load_and_nothing_is_lost(tmp_path: P
         await until(prometheus.ready, PATIENCE_S, "Prometheus answers")
         pool = Pool(cell, prometheus, second)
         pool.watched()
-        await until(lambda: answered(prometheus), PATIENCE_S, "the queries have answers")
+        await until(lambda: answered(prometheus), PATIENCE_S, "every query has an answer")
         async with stub_of(cell) as stub:
             load, loop = Load(stub), Loop(pool)
             async with looping(loop, load):
@@ -186,7 +187,7 @@ def free_ports(count: int) -> list[int]:
 
 
 async def answered(prometheus: Prometheus) -> bool:
-    return all([await prometheus.ask(QUERIES[name]) is not None for name in TARGETS])
+    return all([await prometheus.ask(query) is not None for query in EVERY])
 
 
 async def second_computes(prometheus: Prometheus) -> bool:
