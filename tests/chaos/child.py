@@ -16,7 +16,7 @@ import sys
 #: The variable with the path of the file.
 TOLD_OBJECTS = "OBJECTS_FILE"
 #: Types that are told, those with the most objects.
-TYPES = 40
+TYPES = 200
 _PR_SET_PDEATHSIG = 1
 
 

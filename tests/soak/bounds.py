@@ -11,7 +11,7 @@ _COUNTS = (
 )
 _MEMBER = (
     Bound("rss", "MiB", Way.SLOPE, 64.0, for_a_start=1.0),
-    Bound("uss", "MiB", Way.SLOPE, 64.0, for_a_start=1.0),
+    Bound("anonymous", "MiB", Way.SLOPE, 64.0, for_a_start=1.0),
     Bound("objects", "objects", Way.SLOPE, 10_000.0, for_a_start=50.0),
     Bound("blocks", "blocks", Way.SLOPE, 40_000.0, for_a_start=200.0),
     *_COUNTS,
@@ -19,7 +19,7 @@ _MEMBER = (
 BOUNDS = {
     "router": (
         Bound("rss", "MiB", Way.SLOPE, 32.0, for_a_start=0.5),
-        Bound("uss", "MiB", Way.SLOPE, 32.0, for_a_start=0.5),
+        Bound("anonymous", "MiB", Way.SLOPE, 32.0, for_a_start=0.5),
         Bound("objects", "objects", Way.SLOPE, 20_000.0, for_a_start=50.0),
         Bound("blocks", "blocks", Way.SLOPE, 80_000.0, for_a_start=200.0),
         *_COUNTS,

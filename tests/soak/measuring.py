@@ -22,7 +22,10 @@ STORE_TIMEOUT_S = 5.0
 
 
 def of_process(pid: int) -> dict[str, float]:
-    """rss, pss, uss in MiB; threads, descriptors, sockets, shm_files as counts. As the kernel has them now."""
+    """rss, pss, uss, anonymous in MiB; threads, descriptors, sockets, shm_files as counts. As the kernel has them now.
+
+    anonymous: what no file stands behind, so that nobody can take it back while the machine is short of memory.
+    """
     root = Path(f"/proc/{pid}")
     status, memory = _fields(root / "status"), _fields(root / "smaps_rollup")
     links = [_link(one) for one in (root / "fd").iterdir()]
@@ -30,6 +33,7 @@ def of_process(pid: int) -> dict[str, float]:
         "rss": memory["Rss"] / _MIB,
         "pss": memory["Pss"] / _MIB,
         "uss": (memory["Private_Clean"] + memory["Private_Dirty"]) / _MIB,
+        "anonymous": status["RssAnon"] / _MIB,
         "threads": status["Threads"],
         "descriptors": float(len(links)),
         "sockets": float(sum(link.startswith("socket:") for link in links)),

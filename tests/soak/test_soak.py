@@ -11,7 +11,7 @@ from models import Tokenizer
 from tests.soak.report import faults_of, report, verdict_of
 from tests.soak.running import Length, Soak, soak_cell
 
-pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 #: Wave 0 is calm, and there are two at least.
 SECONDS = 45.0

@@ -5,6 +5,10 @@ import pytest
 from bench.disturbance import Disturbance
 from bench.knobs import COLUMNS, DEFAULT, KNOBS, Variant, chosen, page_lengths, row
 from bench.measured import Measured
+from decode_svc.config import DecodeSettings
+from prefill_svc.config import PrefillSettings
+from router.config import RouterSettings
+from rpc.settings import load_settings
 from tandem_cli.cell import CellOptions
 from tandem_cli.load.measured import Seen
 
@@ -61,6 +65,17 @@ def test_every_knob_is_a_setting_that_a_cell_takes() -> None:
     (short,) = page_lengths(5).variants
     flags = ("--page-tokens=5", "--total-pages=3278")
     assert short.options(base).extra[1:] == tuple((role, flag) for role in ("prefill", "decode") for flag in flags)
+
+
+@pytest.mark.slow
+def test_processes_take_the_settings_of_every_knob() -> None:
+    """Raises SettingsError where one is not known or out of its limits."""
+    needed = ("--decode=a:1", "--prefill=b:1", "--redis-url=unix:///store")
+    for options in (variant.options(CellOptions(model="m")) for knob in KNOBS for variant in knob.variants):
+        prefill = load_settings(PrefillSettings, options.flags_for("prefill"), {})
+        decode = load_settings(DecodeSettings, options.flags_for("decode"), {})
+        assert prefill.page_tokens == decode.page_tokens
+        load_settings(RouterSettings, [*needed, *options.flags_for("router")], {})
 
 
 def test_knobs_are_chosen_by_name() -> None:
