@@ -39,7 +39,7 @@ class CellIdentity:
     def proves(self, context: Any) -> bool:
         """Whether the caller has shown that it is a process of the cell."""
         # A call that came over HTTP has metadata, and no certificate that anybody verified.
-        shown = getattr(context, "auth_context", dict)()
+        shown: Mapping[str, Sequence[bytes]] = getattr(context, "auth_context", dict)()
         return self.names(shown) or self.knows(bearer(context.invocation_metadata()))
 
     def names(self, shown: Mapping[str, Sequence[bytes]]) -> bool:

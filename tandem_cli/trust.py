@@ -87,6 +87,7 @@ class RouterAddress(str):
     """host:port of a router, with how it is trusted."""
 
     __slots__ = ("trust",)
+    trust: Trust
 
     def __new__(cls, address: str, trust: Trust) -> "RouterAddress":
         made = super().__new__(cls, address)
