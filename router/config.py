@@ -70,7 +70,10 @@ class RouterSettings(AccessSettings, kw_only=True, frozen=True, forbid_unknown_f
     ) = None
     http_connections: Annotated[int, setting("HTTP connections that are served at once.", ge=1, le=1_000_000)] = 4096
     http_read_s: Annotated[
-        float, setting("For the headers of an HTTP request to arrive, and for its body.", "seconds", gt=0, le=3600)
+        float,
+        setting(
+            "For a handshake of TLS, for the headers of an HTTP request to arrive, and for its body.", "seconds", gt=0, le=3600
+        ),
     ] = 30.0
     ui: Annotated[bool, setting("Serve the live page at /ui of the HTTP door.")] = False
     # one request

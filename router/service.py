@@ -160,7 +160,7 @@ class Router:
         if self._settings.http_listen is not None:
             page = live_page.part(lambda: self._started().cell_servicer)
             self._http = HttpDoor(self._settings.http_listen, self._frame, self._settings, self._serving, [page])
-            self._frame.addresses["http_address"] = self._http.address
+            self._frame.addresses.update(http_address=self._http.address, http_url=self._http.url)
             self._http.start()
 
     def _serving(self) -> InferenceServicer:

@@ -11,7 +11,7 @@ class SecuritySettings(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown
     """TLS of the server, TLS of what it dials, and the proofs by which processes of a cell know one another."""
 
     tls_cert_file: Annotated[
-        str, setting("Certificate chain of the gRPC server, PEM; read again when it changes. Unset: plain text.")
+        str, setting("Certificate chain of the servers of gRPC and HTTP, PEM; read again when it changes. Unset: plain text.")
     ] = ""
     tls_key_file: Annotated[str, setting("Its key, PEM without a password.")] = ""
     tls_client_ca_file: Annotated[

@@ -29,7 +29,7 @@ from rpc.interceptors import CallGuard
 from rpc.reflection import add_reflection
 from rpc.server_settings import ServerSettings
 from rpc.status import loading
-from rpc.tls import ServerTls
+from rpc.tls import server_tls
 from tandem.pools.v1 import member_pb2_grpc
 from telemetry import names
 from telemetry.logs import setup_logging
@@ -279,8 +279,8 @@ class Process:
 def _bind(server: grpc.aio.Server, settings: ServerSettings) -> str:
     """Take the port; returns the address that others use. Raises OSError, BadFile."""
     add_port = server.add_insecure_port
-    if settings.tls_cert_file:
-        credentials = ServerTls(settings.tls_cert_file, settings.tls_key_file, settings.tls_client_ca_file).credentials()
+    if (tls := server_tls(settings)) is not None:
+        credentials = tls.credentials()
 
         def add_port(address: str) -> int:
             return server.add_secure_port(address, credentials)

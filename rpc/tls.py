@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 
+from rpc.security_settings import SecuritySettings
 from rpc.watched_files import BadFile, WatchedFiles
 
 #: Oldest version of TLS that is spoken; gRPC's own is the same.
@@ -95,6 +96,13 @@ class ServerTls:
             context.load_verify_locations(self._client_ca_file)
             context.verify_mode = ssl.CERT_REQUIRED
         return context
+
+
+def server_tls(settings: SecuritySettings) -> ServerTls | None:
+    """The certificate of a process's servers; None: they speak plain text. Raises BadFile naming the setting."""
+    if not settings.tls_cert_file:
+        return None
+    return ServerTls(settings.tls_cert_file, settings.tls_key_file, settings.tls_client_ca_file)
 
 
 class ClientTls:

@@ -113,6 +113,11 @@ class Cell:
         return str(self.routers[0].ready.get("http_address", ""))
 
     @property
+    def http_url(self) -> str:
+        """The same with http:// or https:// before it."""
+        return str(self.routers[0].ready.get("http_url", ""))
+
+    @property
     def processes(self) -> tuple[Child, ...]:
         """Every process, the ones that clients meet first."""
         return (*self.routers, *self.prefill, *self.decode, *((self.store,) if self.store else ()))

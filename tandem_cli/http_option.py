@@ -37,7 +37,7 @@ def http_listen(given: str | None, off: bool) -> str:
     return DEFAULT_HTTP
 
 
-def door_sentence(address: str, asked: str) -> str:
-    """A sentence for people about the door at `address`; `asked` is what `http_listen` gave."""
+def door_sentence(url: str, asked: str) -> str:
+    """A sentence for people about the door at `url`; `asked` is what `http_listen` gave."""
     taken = f" ({DEFAULT_HTTP} is taken)" if asked == ANY_FREE else ""
-    return f"HTTP at http://{address}/v1{taken}, for OpenAI's clients; the live page at http://{address}/ui/"
+    return f"HTTP at {url}/v1{taken}, for OpenAI's clients; the live page at {url}/ui/"

@@ -130,7 +130,7 @@ def _announce(cell: Cell, folder: Path, tell: Teller, door: str) -> None:
     where = "" if cell.address == DEFAULT_ADDRESS else f"--address {cell.address} "
     tell.say(f"ready: gRPC at {cell.address}, reflection on", "green")
     if door:
-        tell.say(door_sentence(cell.http_address, door), "green")
+        tell.say(door_sentence(cell.http_url, door), "green")
     tell.console.print(table)
     tell.say(f"logs: {folder}")
     tell.say(f'try:  tandem generate {where}"Say hello."      Ctrl-C stops everything')

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -20,15 +21,17 @@ def base_of(world: World, router: int = 0) -> str:
     """Where a router's HTTP door is."""
     frame = world.routers[router].frame
     assert frame is not None
-    return f"http://{frame.addresses['http_address']}"
+    return frame.addresses["http_url"]
 
 
 @asynccontextmanager
-async def http_world(redis_url: str, cell: str, **changes: Any) -> AsyncIterator[tuple[World, httpx.AsyncClient]]:
-    """A cell over fakes with an HTTP door at each router, and a client of the first one."""
+async def http_world(
+    redis_url: str, cell: str, verify: ssl.SSLContext | bool = True, **changes: Any
+) -> AsyncIterator[tuple[World, httpx.AsyncClient]]:
+    """A cell over fakes with an HTTP door at each router, and a client of the first one. `verify`: whom that trusts."""
     async with (
         router_world(redis_url, cell, http_listen="127.0.0.1:0", **changes) as world,
-        httpx.AsyncClient(base_url=base_of(world), timeout=TIMEOUT_S) as http,
+        httpx.AsyncClient(base_url=base_of(world), timeout=TIMEOUT_S, verify=verify) as http,
     ):
         yield world, http
 

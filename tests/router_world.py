@@ -71,11 +71,15 @@ class Answer:
 
 
 class Client:
-    """A client of one router; `token`: what it shows there."""
+    """A client of one router; `token`: what it shows there. `credentials`: those of a channel with TLS."""
 
-    def __init__(self, address: str, token: str = "") -> None:
+    def __init__(self, address: str, token: str = "", credentials: Any = None) -> None:
         # Small windows, so that a test that does not read is felt at the router.
-        self.channel = grpc.aio.insecure_channel(address, options=internal_client_options())
+        options = internal_client_options()
+        if credentials is None:
+            self.channel = grpc.aio.insecure_channel(address, options=options)
+        else:
+            self.channel = grpc.aio.secure_channel(address, credentials, options=options)
         if token:
             plain, shown = self.channel, (("authorization", f"Bearer {token}"),)
             self.channel = RenewedChannel(lambda credentials: plain, lambda: None, lambda: shown)
@@ -241,9 +245,11 @@ async def router_world(
     lease_s: float = 5.0,
     adapters: Mapping[str, dict[str, str]] | None = None,
     token: str = "",
+    credentials: Any = None,
     **changes: Any,
 ) -> AsyncIterator[World]:
-    """A cell; at the end everything is stopped in order. `changes` are settings of the routers, `token` is its clients'."""
+    """A cell; at the end everything is stopped in order. `changes` are settings of the routers, `token` and `credentials` are
+    its clients'."""
     async with fake_pools(prefills, decodes, decode_info, adapters) as (prefill, decode):
         made: list[Process] = []
         clients: list[Client] = []
@@ -270,7 +276,7 @@ async def router_world(
                     "router",
                 )
                 made.append(process)
-                clients.append(Client((await process.open()).address, token))
+                clients.append(Client((await process.open()).address, token, credentials))
             yield World(prefill, decode, made, clients, links)
         finally:
             for client in clients:

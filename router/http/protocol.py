@@ -15,6 +15,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from router.http.errors import HttpError
 from router.http.guard import send_error
 
+#: Bytes of an answer that the transport holds for its reader; uvloop's transport of TLS would take eight times as many.
+WRITE_AHEAD_BYTES = 64 * 1024
 #: Most bytes of a request's line and headers together.
 HEAD_BYTES = 32 * 1024
 #: What is answered beyond the bound of connections all the same: who watches the router is not to take a busy one for a dead one.
@@ -46,6 +48,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if len(self.connections) > 2 * self._bounds.connections:
             transport.abort()
             return
+        transport.set_write_buffer_limits(WRITE_AHEAD_BYTES)
         self._expect()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -12,6 +12,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from router.http.protocol import BoundedProtocol, Bounds
+from rpc.tls import ServerTls
 
 #: Bytes of an answer that the kernel takes ahead of its reader. With the 64 KiB that the transport holds this piles up for
 #: a client that does not read, before its sequence pauses.
@@ -27,16 +28,33 @@ _LOG = logging.getLogger("router.http")
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server without its hold on signals: they are the process's."""
+    """uvicorn's server without its hold on signals: they are the process's. `handshake_s`: what a handshake of TLS may take."""
+
+    def __init__(self, config: uvicorn.Config, handshake_s: float) -> None:
+        super().__init__(config)
+        self._handshake_s = handshake_s
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's own on sockets that are bound, which would give handshakes as long as the event loop does."""
+        config = self.config
+        made: Any = config.http_protocol_class
+        protocol: Any = partial(made, config=config, server_state=self.server_state, app_state={})
+        loop, handshake_s = asyncio.get_running_loop(), self._handshake_s if config.ssl else None
+        self.servers = [
+            await loop.create_server(protocol, sock=one, ssl=config.ssl, ssl_handshake_timeout=handshake_s, backlog=BACKLOG)
+            for one in sockets or ()
+        ]
+        self.started = True
 
-def uvicorn_config(app: ASGIApp, bounds: Bounds) -> uvicorn.Config:
-    """How uvicorn serves: everything of it that is no HTTP/1.1 is off. TLS for this port is to be set here."""
+
+def uvicorn_config(app: ASGIApp, bounds: Bounds, tls: ServerTls | None = None) -> uvicorn.Config:
+    """How uvicorn serves: everything of it that is no HTTP/1.1 is off. Without `tls` in plain text."""
     protocol: Any = partial(BoundedProtocol, bounds)
+    context = None if tls is None else tls.ssl_context()
     return uvicorn.Config(
         app,
         http=protocol,
@@ -47,6 +65,7 @@ def uvicorn_config(app: ASGIApp, bounds: Bounds) -> uvicorn.Config:
         proxy_headers=False,
         server_header=False,
         timeout_keep_alive=IDLE_S,
+        ssl_context_factory=None if context is None else lambda config, default: context,
     )
 
 
@@ -69,14 +88,15 @@ def listening_socket(listen: str) -> socket.socket:
 
 
 class HttpServer:
-    """One listening port with an application behind it."""
+    """One listening port with an application behind it, that speaks TLS alone where there is `tls`."""
 
-    def __init__(self, listen: str, app: ASGIApp, bounds: Bounds) -> None:
+    def __init__(self, listen: str, app: ASGIApp, bounds: Bounds, tls: ServerTls | None = None) -> None:
         """Takes the port; raises OSError when it cannot be had."""
+        config = uvicorn_config(app, bounds, tls)
         self._socket = listening_socket(listen)
         host = listen.rpartition(":")[0]
         self.address = f"{host}:{self._socket.getsockname()[1]}"
-        self._server = Server(uvicorn_config(app, bounds))
+        self._server = Server(config, bounds.read_s)
         self._serving: asyncio.Task[None] | None = None
 
     def start(self) -> "asyncio.Task[None]":

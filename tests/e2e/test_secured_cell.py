@@ -3,6 +3,7 @@ nothing, and nothing that was said is found in logs, spans or the store."""
 
 import hashlib
 import re
+import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import grpc
 import grpc.aio
+import httpx
+import openai
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from redis.asyncio import Redis
@@ -17,7 +20,7 @@ from redis.asyncio import Redis
 from rpc.cell_identity import CellIdentity
 from rpc.dialling import dialler
 from rpc.security_settings import SecuritySettings
-from tandem.pools.v1 import decode_pb2, decode_pb2_grpc, member_pb2, member_pb2_grpc
+from tandem.pools.v1 import decode_pb2_grpc, member_pb2, member_pb2_grpc
 from tandem.v1 import inference_pb2 as pb
 from tandem.v1 import inference_pb2_grpc as pb_grpc
 from tandem_cli.cell import Cell
@@ -98,7 +101,13 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     outside = Trust(ca_file=authority.path, cert_file=client.cert, key_file=client.key, name="cell")
     with pytest.MonkeyPatch.context() as environment, collecting() as collector:
         environment.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
-        options = {"routers": 2, "log_level": "debug", "otlp_endpoint": collector.endpoint, "kv_tokens": 4096}
+        options = {
+            "routers": 2,
+            "http": "127.0.0.1:0",
+            "log_level": "debug",
+            "otlp_endpoint": collector.endpoint,
+            "kv_tokens": 4096,
+        }
         with cell_of(extra=extra, **options) as cell:
             yield Secured(cell, inside, outside, collector)
 
@@ -136,6 +145,30 @@ async def test_a_request_is_handed_over_taken_up_elsewhere_and_cancelled(secured
     await secured.at_rest()
 
 
+async def test_openais_client_has_its_request_handed_over_too(secured: Secured) -> None:
+    trust = ssl.create_default_context(cafile=secured.outside.ca_file)
+    trust.load_cert_chain(secured.outside.cert_file, secured.outside.key_file)
+    assert secured.cell.http_url.startswith("https://")
+    base = f"{secured.cell.http_url}/v1"
+    async with openai.AsyncOpenAI(
+        base_url=base, api_key=TOKENS["ann"], http_client=httpx.AsyncClient(verify=trust), timeout=PLENTY_S
+    ) as ann:
+        request_id = fresh_id("secured")
+        answer = await ann.completions.create(
+            model="", prompt="The capital of France is", max_tokens=8, stream=True, extra_headers={"x-request-id": request_id}
+        )
+        assert "".join([chunk.choices[0].text async for chunk in answer])
+        with pytest.raises(openai.AuthenticationError):
+            await ann.with_options(api_key="token-of-nobody").models.list()
+    async with secured.client("ann", 1) as elsewhere:
+        record = (await elsewhere.Get(pb.GetRequest(request_id=request_id), timeout=PLENTY_S)).record
+    assert (record.tenant, record.decode_member) == ("ann", "decode-0")
+    async with httpx.AsyncClient(verify=ssl.create_default_context(cafile=secured.outside.ca_file)) as uncertified:
+        with pytest.raises(httpx.TransportError):
+            await uncertified.get(f"{base}/models")
+    await secured.at_rest()
+
+
 async def test_strangers_and_clients_are_kept_out(secured: Secured) -> None:
     async with secured.client("token-of-nobody") as nobody:
         answer = await read(nobody.Generate(said("x"), timeout=PLENTY_S))
@@ -154,10 +187,7 @@ async def test_strangers_and_clients_are_kept_out(secured: Secured) -> None:
     )
     async with dialler(as_client, CellIdentity(as_client))(secured.cell.decode[0].address) as channel:
         call = decode_pb2_grpc.DecodeServiceStub(channel).Decode(timeout=PLENTY_S)
-        await call.write(decode_pb2.DecodeRequest())
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await call.read()
-        assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
+        assert await call.code() is grpc.StatusCode.PERMISSION_DENIED
     for child in secured.cell.processes:
         if health := child.ready.get("health_address"):
             async with grpc.aio.insecure_channel(health) as probe:

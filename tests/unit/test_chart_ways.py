@@ -159,7 +159,10 @@ def test_proxies_are_told_what_a_port_speaks() -> None:
         return {port["name"]: port["appProtocol"] for port in ports}
 
     assert speaks("minimal") == {"grpc": "kubernetes.io/h2c"}
-    assert speaks("tls") == {"grpc": "https", "http": "http"}
+    assert speaks("tls") == {"grpc": "https", "http": "https"}
+    plain = tuple(objects({"router": {"http": {"enabled": True, "port": 8080}}}))
+    assert [port["appProtocol"] for port in of_kind(plain, "Service")["router"]["spec"]["ports"]] == ["kubernetes.io/h2c", "http"]
+    assert "\nHTTP: https://demo-tandem-router." in render(VALUE_SETS["tls"])["NOTES.txt"]
 
 
 def test_the_http_door_is_open_where_it_is_wanted() -> None:

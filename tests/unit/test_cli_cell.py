@@ -64,7 +64,9 @@ def test_the_http_door_of_up_takes_a_free_port_where_its_own_is_taken() -> None:
             probe.bind(("127.0.0.1", 8000))
             probe.listen()
         assert http_listen(None, False) == ANY_FREE
-    assert "is taken" in door_sentence("127.0.0.1:1", ANY_FREE) and "is taken" not in door_sentence("127.0.0.1:1", DEFAULT_HTTP)
+    url = "https://127.0.0.1:1"
+    assert "is taken" in door_sentence(url, ANY_FREE) and "is taken" not in door_sentence(url, DEFAULT_HTTP)
+    assert f"{url}/v1" in door_sentence(url, DEFAULT_HTTP)
 
 
 def fits(settings: msgspec.Struct, stop: StopOrder) -> None:
