@@ -11,6 +11,7 @@ import json
 import subprocess
 import sys
 import sysconfig
+import time
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ IGNORED = Path(__file__).with_name("audit_ignored.toml")
 ENVIRONMENT = Path(__file__).resolve().parents[1] / ".venv-audit"
 AUDITOR = "pip-audit>=2.9,<3"
 #: Seconds for all answers together, and for making the environment.
-AUDIT_S = 300.0
+AUDIT_S = 50.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,21 +91,21 @@ class NotAudited(Exception):
 
 def _report() -> Any:
     """What pip-audit says of this environment. Raises NotAudited."""
-    python = ENVIRONMENT / "bin" / "python"
+    python, due = ENVIRONMENT / "bin" / "python", time.monotonic() + AUDIT_S
     if not python.exists():
-        _said_by([sys.executable, "-m", "venv", str(ENVIRONMENT)])
-    _said_by([str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", AUDITOR])
+        _said_by([sys.executable, "-m", "venv", str(ENVIRONMENT)], due)
+    _said_by([str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", AUDITOR], due)
     here = sysconfig.get_path("purelib")
-    said = _said_by([str(python), "-m", "pip_audit", "--path", here, "--format", "json", "--progress-spinner", "off"])
+    said = _said_by([str(python), "-m", "pip_audit", "--path", here, "--format", "json", "--progress-spinner", "off"], due)
     try:
         return json.loads(said.stdout)
     except ValueError:
         raise NotAudited(f"the advisories cannot be reached: {_last_line(said)}") from None
 
 
-def _said_by(command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
+def _said_by(command: Sequence[str], due: float) -> "subprocess.CompletedProcess[str]":
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=AUDIT_S, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=max(0.1, due - time.monotonic()), check=False)
     except subprocess.TimeoutExpired:
         raise NotAudited(f"no answer within {AUDIT_S:g} s") from None
     if done.returncode and "pip_audit" not in command:  # which says with 1 that there are faults

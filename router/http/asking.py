@@ -15,6 +15,7 @@ from rpc.details import Violation
 from tandem.v1 import inference_pb2 as pb
 
 _UINT32_MAX = 2**32 - 1
+_UINT32_DIGITS = 10
 _UINT64_MAX = 2**64 - 1
 #: Fields that are refused where they ask for something: an answer that ignored them would mean something else.
 _UNSUPPORTED = (
@@ -127,7 +128,7 @@ def _sampling(base: Base, body: Asked) -> None:
     elif body.seed is not None:
         sampling.seed = body.seed
     for key, bias in (body.logit_bias or {}).items():
-        if not key.isdecimal() or int(key) > _UINT32_MAX:
+        if not key.isdecimal() or len(key) > _UINT32_DIGITS or int(key) > _UINT32_MAX:
             base.add("logit_bias", f"its names must be token ids; got {key[:32]!r}", "BAD_TOKEN_ID")
             return
         sampling.logit_bias[int(key)] = bias

@@ -25,15 +25,17 @@ def call(data: bytes, served: str, request_id: str) -> Call:
     if body.best_of is not None:
         message.best_of = body.best_of
     message.echo_prompt = bool(body.echo)
-    if body.logprobs is not None:
-        message.log_probabilities.top = body.logprobs
+    # JSON's true and false are numbers to some clients.
+    top = None if body.logprobs is None or body.logprobs is False else int(body.logprobs)
+    if top is not None:
+        message.log_probabilities.top = top
         message.log_probabilities.prompt = bool(body.echo)
         base.own["log_probabilities.top"] = "logprobs"
     prompts = _prompts(base, body.prompt)
     base.check()
     several = len(prompts) > 1
     requests = [_one(base, prompt, number if several else None, served) for number, prompt in enumerate(prompts)]
-    return call_of(body, requests, served, log_probs=body.logprobs is not None)
+    return call_of(body, requests, served, log_probs=top is not None)
 
 
 def choice(piece: Piece, legacy: LegacyLogProbs | None) -> dict[str, Any]:

@@ -92,6 +92,23 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_body = False
         super().on_message_complete()
 
+    def send_400_response(self, msg: str) -> None:
+        """What is no HTTP is told so in an error object; in the middle of an answer the connection is cut."""
+        if not self._idle:
+            self.transport.abort()
+            return
+        error = HttpError(400, "this is no HTTP/1.1, or a method that nobody knows", "MALFORMED_HTTP")
+        body = error.encoded()
+        lines = [
+            "HTTP/1.1 400 Bad Request",
+            "content-type: application/json",
+            f"content-length: {len(body)}",
+            "connection: close",
+        ]
+        lines += [f"{name}: {value}" for name, value in error.headers.items()]
+        self.transport.write("\r\n".join([*lines, "", ""]).encode() + body)
+        self.transport.close()
+
     @property
     def _idle(self) -> bool:
         """Whether no request is being answered."""

@@ -51,7 +51,7 @@ def _of_format(wanted: ResponseFormat | None) -> list[Rule]:
     path = "response_format.json_schema.schema"
     if wanted.json_schema is None or wanted.json_schema.schema is None:
         raise BadRule(Violation(path, "must be there with the type json_schema", "EMPTY"))
-    return [Rule(path, pb.Grammar(json_schema=json.dumps(wanted.json_schema.schema)))]
+    return [Rule(path, _schema(wanted.json_schema.schema, path))]
 
 
 def _of_structured(wanted: StructuredOutputs | None) -> list[Rule]:
@@ -70,8 +70,11 @@ def _of_structured(wanted: StructuredOutputs | None) -> list[Rule]:
     return found
 
 
-def _schema(value: dict[str, Any] | str, path: str) -> pb.Grammar:
-    return pb.Grammar(json_schema=value if isinstance(value, str) else json.dumps(value))
+def _schema(value: dict[str, Any] | bool | str, path: str) -> pb.Grammar:
+    try:
+        return pb.Grammar(json_schema=value if isinstance(value, str) else json.dumps(value))
+    except RecursionError:
+        raise BadRule(Violation(path, "is nested too deeply", "OUT_OF_RANGE")) from None
 
 
 def _regex(value: str, path: str) -> pb.Grammar:

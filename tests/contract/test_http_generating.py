@@ -99,6 +99,8 @@ async def test_wrong_fields_have_the_names_that_clients_know(redis_url: str, cel
         (COMPLETIONS, completion([]), "prompt", "must be a text"),
         (COMPLETIONS, completion(["x"] * 129), "prompt", "must have at most 128 prompts; got 129"),
         (COMPLETIONS, completion(logprobs=21), "logprobs", "must be from 0 to 20"),
+        (COMPLETIONS, completion(logprobs=True, n=0), "n", "must be from 1"),
+        (COMPLETIONS, completion(logit_bias={"9" * 5000: 1}), "logit_bias", "its names must be token ids"),
         (CHAT, chat(logprobs=True, top_logprobs=21), "top_logprobs", "must be from 0 to 20"),
         (CHAT, chat(tools=[{"type": "function"}]), "tools", "is not supported"),
         (CHAT, {"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", "must be one of system"),

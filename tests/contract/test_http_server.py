@@ -1,6 +1,7 @@
 """The HTTP door's server: health, metrics, bounds, drain. A router over fakes, asked by a plain HTTP client."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Collection
 
 import httpx
@@ -124,6 +125,18 @@ async def test_a_client_that_does_not_wait_for_its_answer_is_cut(redis_url: str,
         body = b'{"prompt": "hello"}'
         head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 19\r\n\r\n"
         assert await _raw(http, (head + body) * 2) == b""
+        await world.at_rest()
+
+
+async def test_what_is_no_http_is_told_so_in_an_error_object(redis_url: str, cell: str) -> None:
+    async with http_world(redis_url, cell) as (world, http):
+        for data in (b"\x16\x03\x01hello\r\n\r\n", b"BREW /health HTTP/1.1\r\nhost: x\r\n\r\n"):
+            head, _, body = (await _raw(http, data)).partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 400 ") and json.loads(body)["error"]["code"] == "MALFORMED_HTTP"
+        world.decode.script.output.hold()
+        body = b'{"prompt": "hello", "stream": true}'
+        begun = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 35\r\n\r\n"
+        assert await _raw(http, begun + body + b"\x00\r\n\r\n") == b"", "nothing in the middle of an answer"
         await world.at_rest()
 
 

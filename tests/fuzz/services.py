@@ -13,14 +13,18 @@ from hypothesis import strategies as st
 
 from router.embedded import EmbeddedServer
 from tandem.pools.v1 import decode_pb2, grant_pb2, member_pb2, prefill_pb2
+from tandem.v1 import cell_pb2
 from tandem.v1 import inference_pb2 as pb
 from tests.contract import test_prefill_service as prefill_world
 from tests.decode_member import decode_member
 from tests.fuzz.messages import mutated, wire
-from tests.fuzz.target import Attacked, Target, answered
+from tests.fuzz.target import RESPONSES_MAX, Attacked, Target, answered
 from tests.router_world import router_world
 
 INFERENCE, POOLS = "/tandem.v1.InferenceService/", "/tandem.pools.v1."
+WATCH = "/tandem.v1.CellService/Watch"
+#: Of a router: what nobody reads or takes up again ends soon.
+CLOCKS = {"overall_clock_s": 20.0, "max_overall_clock_s": 20.0, "detach_timeout_s": 1.0, "max_detach_timeout_s": 2.0}
 #: Metadata that means something to a router.
 _METADATA = st.lists(
     st.tuples(
@@ -54,15 +58,14 @@ def _calls(draw: Any, methods: Mapping[str, tuple[type[Message], Sequence[Messag
 
 @asynccontextmanager
 async def _router() -> AsyncIterator[Attacked]:
-    cells = itertools.count()
     with EmbeddedServer() as server:
-        changes = {"overall_clock_s": 20.0, "max_overall_clock_s": 20.0, "detach_timeout_s": 1.0, "max_detach_timeout_s": 2.0}
-        async with router_world(server.url, f"fuzz-{next(cells)}", **changes) as world:
+        async with router_world(server.url, "fuzz", **CLOCKS) as world:
 
             async def attack(case: tuple[str, bytes, Any]) -> None:
                 method, data, metadata = case
-                kind = world.client.channel.unary_stream if method in _STREAMS else world.client.channel.unary_unary
-                await answered(kind(method)(data, metadata=metadata, timeout=20))
+                kind = world.client.channel.unary_unary if method in _UNARY else world.client.channel.unary_stream
+                # Views have no end.
+                await answered(kind(method)(data, metadata=metadata, timeout=20), 1 if method == WATCH else RESPONSES_MAX)
 
             async def at_rest() -> None:
                 await world.at_rest(50.0)
@@ -156,8 +159,10 @@ async def _prefill() -> AsyncIterator[Attacked]:
         yield Attacked(attack, world.at_rest)
 
 
+_VIEWS = {WATCH: (cell_pb2.WatchRequest, (cell_pb2.WatchRequest(max_requests=5),))}
 SERVICES = (
     Target("router", _calls({**_UNARY, **_STREAMS}), _router),
+    Target("cell", _calls({**_VIEWS, f"{INFERENCE}Generate": _STREAMS[f"{INFERENCE}Generate"]}), _router),
     Target("decode", _ORDERS, _decode),
     Target(
         "prefill",

@@ -78,11 +78,11 @@ def pure(check: Callable[[Any], None]) -> Callable[[], AbstractAsyncContextManag
     return world
 
 
-async def answered(call: Any) -> grpc.StatusCode:
-    """Reads a call to its end, or cancels it after RESPONSES_MAX; its status, which must say nothing of a broken server."""
+async def answered(call: Any, most: int = RESPONSES_MAX) -> grpc.StatusCode:
+    """Reads a call to its end, or cancels it after so many responses; its status, which must say nothing of a broken server."""
     try:
         if hasattr(call, "read"):
-            for _ in range(RESPONSES_MAX):
+            for _ in range(most):
                 if await call.read() is grpc.aio.EOF:
                     break
             else:

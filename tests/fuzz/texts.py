@@ -64,7 +64,7 @@ class _Keys:
 
 
 _JWT = JwtTokens(JwtRules(("ES256",), "issuer", "audience"), _Keys())
-_ANYTHING = st.recursive(
+ANYTHING = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.floats(), st.text(max_size=20)),
     lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=8), inner, max_size=3)),
     max_leaves=6,
@@ -80,10 +80,10 @@ def _signed(draw: Any) -> str:
     """A token that is signed as it should be, and says anything."""
     claims = {"iss": "issuer", "aud": "audience", "exp": int(time.time()) + 600, "tenant": "t"}
     for name in draw(st.lists(st.sampled_from([*claims, "nbf", "iat", "roles", "sub", "jti", "crit"]), max_size=4)):
-        claims[name] = draw(_ANYTHING)
+        claims[name] = draw(ANYTHING)
     headers = {"alg": "ES256", "kid": "k"}
     for name in draw(st.lists(st.sampled_from(["alg", "kid", "typ", "crit", "jwk", "jku", "x5u", "b64"]), max_size=2)):
-        headers[name] = draw(_ANYTHING)
+        headers[name] = draw(ANYTHING)
     head = f"{_encoded(headers)}.{_encoded(claims)}"
     signature = jwt.algorithms.ECAlgorithm(jwt.algorithms.ECAlgorithm.SHA256).sign(head.encode(), _KEY)
     return f"{head}.{base64.urlsafe_b64encode(signature).rstrip(b'=').decode()}"
@@ -91,8 +91,8 @@ def _signed(draw: Any) -> str:
 
 @st.composite
 def _unsigned(draw: Any) -> str:
-    header = draw(st.one_of(_ANYTHING, st.just({"alg": "ES256", "kid": "k"})))
-    return f"{_encoded(header)}.{_encoded(draw(_ANYTHING))}.{draw(st.text(max_size=20))}"
+    header = draw(st.one_of(ANYTHING, st.just({"alg": "ES256", "kid": "k"})))
+    return f"{_encoded(header)}.{_encoded(draw(ANYTHING))}.{draw(st.text(max_size=20))}"
 
 
 def _jwt(token: str) -> None:
@@ -153,7 +153,7 @@ TEXTS = (
     Target("jwt", st.one_of(_signed(), _unsigned(), st.text(max_size=100)), pure(_jwt)),
     Target(
         "key set",
-        st.one_of(mutated(st.just(json.dumps(_SET).encode())), _ANYTHING.map(lambda one: json.dumps(one).encode())),
+        st.one_of(mutated(st.just(json.dumps(_SET).encode())), ANYTHING.map(lambda one: json.dumps(one).encode())),
         pure(_key_set),
     ),
     Target("authorization", st.text(max_size=100), pure(_metadata)),
