@@ -5,7 +5,6 @@ from typing import Annotated, Literal
 from decode_svc.grammar_compiler import CompileLimits
 from decode_svc.grammars import GrammarLimits
 from decode_svc.handover import HandoverLimits
-from decode_svc.pace import PaceLimits
 from decode_svc.planning import StepLimits
 from decode_svc.preemption import PreemptionKind, PressureLimits, Reservation
 from decode_svc.scheduler_limits import SchedulerLimits
@@ -116,23 +115,6 @@ class DecodeSettings(MemberSettings, kw_only=True, frozen=True, forbid_unknown_f
     prefix_generated: Annotated[
         bool, setting("With prefix_cache: keep pages of generated tokens too, so that the next turn of a chat finds them.")
     ] = True
-    give_way_prompts: Annotated[
-        int,
-        setting(
-            "With core_share: so many prompts have to wait at a prefill member beside this one for it to give way.",
-            ge=1,
-            le=100_000,
-        ),
-    ] = 2
-    give_way_period_s: Annotated[
-        float,
-        setting(
-            "Giving way, a step begins at most once in so long, and the cores are lent in between; 0: never.",
-            "seconds",
-            ge=0,
-            le=1,
-        ),
-    ] = 0.06
     release_wait_s: Annotated[
         float, setting("How long the end of a request waits for the writer of its pages.", "seconds", ge=0, le=60)
     ] = 2.0
@@ -168,7 +150,6 @@ class DecodeSettings(MemberSettings, kw_only=True, frozen=True, forbid_unknown_f
                 self.expected_margin,
             ),
             speculation=self.speculation_limits(),
-            pace=PaceLimits(self.give_way_prompts, self.give_way_period_s),
         )
 
     def speculation_limits(self) -> SpeculationLimits:

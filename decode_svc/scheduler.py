@@ -34,7 +34,6 @@ from decode_svc.messages import (
     StopAdmitting,
 )
 from decode_svc.moving import Moves
-from decode_svc.pace import Pace
 from decode_svc.planning import Plan, make_plan
 from decode_svc.preemption import Preemption
 from decode_svc.progress import Progress
@@ -89,7 +88,6 @@ class Scheduler:
         self._seating = Seating(limits, handovers, self.preemption, self._arrivals, make_sequence)
         self._moves = Moves(self.seats, self.pushes)
         self._limits = limits
-        self.pace = Pace(limits.pace)
         self._draining = False
         self._handlers: dict[type, Callable[..., None]] = {
             OpenSeat: self._open,

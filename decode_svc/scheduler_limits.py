@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field
 
 from decode_svc.flow import WindowSizes
-from decode_svc.pace import PaceLimits
 from decode_svc.planning import StepLimits
 from decode_svc.preemption import PressureLimits
 from decode_svc.speculation import SpeculationLimits
@@ -25,7 +24,6 @@ class SchedulerLimits:
     coalesce_bytes: int = 1024 * 1024
     speculation: SpeculationLimits = field(default_factory=SpeculationLimits)
     keep_generated: bool = True
-    pace: PaceLimits = field(default_factory=PaceLimits)
 
     @property
     def windows(self) -> WindowSizes:

@@ -125,23 +125,12 @@ class DecodeWorker:
         self._drawn_tokens = 0
 
     def turn(self) -> bool:
-        """Take commands in, run a step if there is one and it is its time, publish; True when a step ran."""
-        begun = None if self.gave_way() else self.begin()
+        """Take commands in, run a step if there is one, publish; True when a step ran."""
+        begun = self.begin()
         if begun is None:
             self._runner.rest()
             return False
         self.settle(self.compute(begun))
-        return True
-
-    def gave_way(self) -> bool:
-        """Instead of a turn: only what came is taken in, while this member's core is lent to prompts that wait beside it."""
-        now = clocks.monotonic()
-        if not self._scheduler.pace.gives_way(self._runner.waiting_beside(), now):
-            return False
-        commands = self._inbox.drain()
-        self._scheduler.accept(commands, now)
-        self._dirty = self._dirty or bool(commands)
-        self._tell(None, with_load=bool(commands))
         return True
 
     def begin(self) -> Begun | None:
@@ -168,7 +157,6 @@ class DecodeWorker:
         self._tell(None, with_load=plan is None or bool(commands))
         if plan is None:
             return None
-        self._scheduler.pace.began(started_at)
         told_at = clocks.monotonic()
         self._scheduler.draft(plan)
         planned_at = clocks.monotonic()
@@ -209,8 +197,7 @@ class DecodeWorker:
 
     def next_wake(self) -> float | None:
         """When a turn is due although nothing arrives, in monotonic seconds."""
-        due_at = self._scheduler.pace.due_at
-        return due_at if due_at is not None else self._scheduler.next_wake()
+        return self._scheduler.next_wake()
 
     def close(self) -> None:
         """After the last turn."""

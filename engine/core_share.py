@@ -6,8 +6,6 @@ is over or the owner has work again: it counts in that file when it begins and e
 its operations, and between its layers for who has none by then. A step's result does not depend on its threads, so nobody notices
 but the clock. The system drops the locks of a process that dies; nobody ever waits for one, so a process that stands still holds
 nobody up.
-
-There too a member says how many prompts wait behind its step, for one beside it that can give way: see decode_svc/pace.py.
 """
 
 import contextlib
@@ -27,13 +25,7 @@ LOOK_EVERY_S = 1.0
 MEMBERS_MAX = 64
 
 
-class _Words(ctypes.Structure):
-    """What one member tells the others beside its locks.
-
-    turns: how often it began or ended to have work, modulo 2^32: even while it has none. waiting: prompts behind its step.
-    """
-
-    _fields_ = (("turns", ctypes.c_uint32), ("waiting", ctypes.c_uint32))
+_COUNT_BYTES = ctypes.sizeof(ctypes.c_uint32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +99,6 @@ class Cores(Protocol):
         """This member has nothing to compute for now."""
         ...
 
-    def tell_waiting(self, prompts: int) -> None:
-        """So many prompts wait behind this member's step, who would gain from more threads."""
-        ...
-
-    def waiting_beside(self) -> int:
-        """How many wait so at another member that has work; the most of one."""
-        ...
-
 
 class OwnCores:
     """A member that shares with nobody."""
@@ -128,29 +112,26 @@ class OwnCores:
     def rest(self) -> None:
         pass
 
-    def tell_waiting(self, prompts: int) -> None:
-        pass
-
-    def waiting_beside(self) -> int:
-        return 0
-
 
 @dataclass(frozen=True, slots=True)
 class _Member:
-    """Open files of one member: `busy` is locked while it has work, `lent` while another one uses its threads. `words`: memory of
-    the file `busy`, which only its owner writes."""
+    """Open files of one member: `busy` is locked while it has work, `lent` while another one uses its threads.
+
+    turns: how often it began or ended to have work, modulo 2^32, so even while it has none; memory of the file `busy`, which only
+        its owner writes.
+    """
 
     busy: int
     lent: int
     threads: int
-    words: _Words
+    turns: ctypes.c_uint32
 
     def recall(self) -> Recall:
-        return Recall(self.turns_at, self.words.turns)
+        return Recall(self.turns_at, self.turns.value)
 
     @property
     def turns_at(self) -> int:
-        return ctypes.addressof(self.words) + _Words.turns.offset
+        return ctypes.addressof(self.turns)
 
     def close(self) -> None:
         os.close(self.busy)
@@ -188,24 +169,14 @@ class CoreShare:
             return
         # In this order, and the other way round in `take`: who sees the lock free sees the count change.
         self._busy = _lock(self._own.busy, fcntl.LOCK_EX)
-        self._own.words.turns += 1
+        self._own.turns.value += 1
 
     def rest(self) -> None:
         """See Cores."""
         if self._busy:
             _unlock(self._own.busy)
-            self._own.words.turns += 1
+            self._own.turns.value += 1
             self._busy = False
-
-    def tell_waiting(self, prompts: int) -> None:
-        """See Cores."""
-        self._own.words.waiting = prompts
-
-    def waiting_beside(self) -> int:
-        """See Cores. One that died told no end of it, but has no work."""
-        self._look()
-        told = [member for member in self._others.values() if member.words.waiting]
-        return max((member.words.waiting for member in told if not _rests(member)), default=0)
 
     def close(self) -> None:
         """Gives everything back."""
@@ -287,7 +258,7 @@ def _open(folder: Path, name: str, threads: int, *, new: bool = True) -> _Member
     flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if new else 0)
     busy = os.open(folder / f"{name}.busy", flags, 0o600)
     try:
-        words = _words(folder / f"{name}.busy", new=new)
+        turns = _turns(folder / f"{name}.busy", new=new)
         lent = os.open(folder / f"{name}.lent", flags, 0o600)
     except (OSError, ValueError):
         os.close(busy)
@@ -297,23 +268,22 @@ def _open(folder: Path, name: str, threads: int, *, new: bool = True) -> _Member
         partial = folder / f"{name}.new"
         partial.write_text(str(threads))
         partial.replace(folder / f"{name}.threads")
-    return _Member(busy, lent, threads, words)
+    return _Member(busy, lent, threads, turns)
 
 
-def _words(path: Path, *, new: bool) -> _Words:
-    """What a file holds, as memory. Of an opening of its own: a mapping holds what it was made from, and a lock with that."""
+def _turns(path: Path, *, new: bool) -> ctypes.c_uint32:
+    """The number in a file, as memory. Of an opening of its own: a mapping holds what it was made from, and a lock with that."""
     file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         if new:
-            os.ftruncate(file, ctypes.sizeof(_Words))
-        words = _Words.from_buffer(mmap.mmap(file, ctypes.sizeof(_Words)))
+            os.ftruncate(file, _COUNT_BYTES)
+        turns = ctypes.c_uint32.from_buffer(mmap.mmap(file, _COUNT_BYTES))
     finally:
         os.close(file)
     if new:
         # What one of this name left: it has no work now, and its count only rises.
-        words.turns += words.turns % 2
-        words.waiting = 0
-    return words
+        turns.value += turns.value % 2
+    return turns
 
 
 def _lock(file: int, how: int) -> bool:

@@ -95,14 +95,6 @@ class Runner(Protocol):
         """There is nothing to compute for now."""
         ...
 
-    def tell_waiting(self, prompts: int) -> None:
-        """So many prompts wait behind the next step, and would gain from the cores of members beside this one."""
-        ...
-
-    def waiting_beside(self) -> int:
-        """How many wait so at another member, which could use this one's cores."""
-        ...
-
     def statistics(self) -> RunnerStatistics:
         """May be called from any thread."""
         ...
@@ -199,13 +191,6 @@ class ModelRunner:
 
     def rest(self) -> None:
         self._cores.rest()
-
-    def tell_waiting(self, prompts: int) -> None:
-        if self.decoder.uses_loans:
-            self._cores.tell_waiting(prompts)
-
-    def waiting_beside(self) -> int:
-        return self._cores.waiting_beside()
 
     def _loan(self) -> contextlib.AbstractContextManager[Loan]:
         if self.decoder.uses_loans:

@@ -138,11 +138,6 @@ class PrefillScheduler:
 
     # ---- planning
 
-    @property
-    def waiting(self) -> int:
-        """Prompts of which nothing is computed yet."""
-        return len(self._waiting)
-
     def next_batch(self, now: float) -> StepPlan | None:
         """The next step within the budgets of tokens and sequences; None when nothing can run."""
         self._expire(now)

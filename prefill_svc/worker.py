@@ -88,7 +88,6 @@ class PrefillWorker:
         now = clocks.monotonic()
         self._scheduler.accept(self._inbox.drain(), now)
         plan = self._scheduler.next_batch(now)
-        self._runner.tell_waiting(self._scheduler.waiting)
         # What the commands brought is told before the step, not after it: a refusal or a Drain's answer need not wait.
         self._tell()
         return None if plan is None else Begun(plan, now)

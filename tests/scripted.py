@@ -189,12 +189,6 @@ class ScriptedRunner:
     def rest(self) -> None:
         pass
 
-    def tell_waiting(self, prompts: int) -> None:
-        pass
-
-    def waiting_beside(self) -> int:
-        return 0
-
     def statistics(self) -> RunnerStatistics:
         """See Runner."""
         return RunnerStatistics(len(self.batches), sum(batch.scheduled_tokens for batch in self.batches), 0)

@@ -65,12 +65,6 @@ class WatchedRunner:
     def rest(self) -> None:
         pass
 
-    def tell_waiting(self, prompts: int) -> None:
-        pass
-
-    def waiting_beside(self) -> int:
-        return 0
-
     def statistics(self) -> RunnerStatistics:
         """See Runner."""
         return self._runner.statistics()

@@ -243,12 +243,6 @@ class Lent:
     def rest(self) -> None:
         pass
 
-    def tell_waiting(self, prompts: int) -> None:
-        pass
-
-    def waiting_beside(self) -> int:
-        return 0
-
 
 @every_set
 def test_threads_that_come_and_go_change_nothing(tiny_ref: ModelRef, instructions: InstructionSet) -> None:
@@ -320,12 +314,6 @@ class Comes:
 
     def rest(self) -> None:
         pass
-
-    def tell_waiting(self, prompts: int) -> None:
-        pass
-
-    def waiting_beside(self) -> int:
-        return 0
 
 
 @every_set

@@ -109,12 +109,6 @@ class SimulatedRunner:
     def rest(self) -> None:
         pass
 
-    def tell_waiting(self, prompts: int) -> None:
-        pass
-
-    def waiting_beside(self) -> int:
-        return 0
-
     def statistics(self) -> RunnerStatistics:
         """See Runner; nobody asks for its counts."""
         return RunnerStatistics(0, 0, 0)

@@ -163,7 +163,7 @@ def test_one_that_starts_again_has_no_work_and_nobody_waits_for_it(share: Makes)
     """Whatever the one before it, which died at work, left in its file."""
     before = CoreShare(share.folder, "again", 1, 2)
     with before.borrowed():
-        before.tell_waiting(5)
+        pass
     before.close()
     mine = share("mine")
     with mine.borrowed() as loan:
@@ -172,25 +172,6 @@ def test_one_that_starts_again_has_no_work_and_nobody_waits_for_it(share: Makes)
     late = share("late")
     with late.borrowed() as loan:
         assert loan.later is not None and _rests(loan.later.watched)
-        assert late.waiting_beside() == 0
-
-
-def test_a_member_tells_how_many_prompts_wait_while_it_has_work(share: Makes) -> None:
-    prefill, decode = share("prefill"), share("decode")
-    assert decode.waiting_beside() == 0
-    with prefill.borrowed():
-        prefill.tell_waiting(3)
-        assert (decode.waiting_beside(), prefill.waiting_beside()) == (3, 0)
-    assert decode.waiting_beside() == 3, "between two steps they wait still"
-    prefill.rest()
-    assert decode.waiting_beside() == 0
-    gone = CoreShare(share.folder, "gone", 1, 2)
-    with gone.borrowed():
-        gone.tell_waiting(7)
-    watcher = share("watcher")
-    assert watcher.waiting_beside() == 7
-    gone.close()
-    assert watcher.waiting_beside() == 0, "who died waits for nothing"
 
 
 def _rests(watched: tuple[int, ...]) -> bool:

@@ -10,7 +10,6 @@ from decode_svc.handover import HandoverLimits, Handovers
 from decode_svc.load import Load
 from decode_svc.memory import DecodeMemory
 from decode_svc.messages import Command, EndSeat, OpenSeat
-from decode_svc.pace import PaceLimits
 from decode_svc.scheduler import Scheduler, SchedulerLimits
 from decode_svc.worker import DecodeWorker, Outbox, WorkerPorts
 from engine.batch import Batch, LayerMarks
@@ -34,7 +33,6 @@ class Runner(ScriptedRunner):
         super().__init__(ScriptedTokenizer().vocabulary_size)
         self.story = story
         self.meanwhile: list[Command] = []
-        self.waiting = 0
         self.inbox: Inbox[Command] = Inbox(8)
 
     def run(self, batch: Batch, marks: LayerMarks | None = None) -> torch.Tensor:
@@ -43,12 +41,6 @@ class Runner(ScriptedRunner):
         while self.meanwhile:
             self.inbox.put_always(self.meanwhile.pop(0))
         return logits
-
-    def waiting_beside(self) -> int:
-        return self.waiting
-
-    def rest(self) -> None:
-        self.story.append("rest")
 
 
 class Engine:
@@ -142,7 +134,7 @@ def test_what_a_clock_ends_while_nothing_else_happens_shows_in_the_load() -> Non
         assert "step" not in engine.turn() and engine.loads[-1].running == 1
         free = engine.loads[-1].free_pages
         clock.now += 6.0
-        assert engine.turn() == [["SeatEnded"], "rest"]
+        assert engine.turn() == [["SeatEnded"]]
     assert engine.loads[-1].running == 0 and engine.loads[-1].free_pages > free
 
 
@@ -154,25 +146,3 @@ def test_a_cancel_that_comes_during_a_step_throws_its_token_away_and_is_told_wit
     engine.turn()
     engine.runner.meanwhile.append(EndSeat(first.seat, Ending(FinishReason.CANCELLED, Cause.CLIENT_CANCEL), clocks.monotonic()))
     assert engine.turn() == ["step", ["SeatEnded", "OutputMade"]]
-
-
-def test_it_gives_way_to_prompts_that_wait_beside_it_and_takes_in_what_comes_meanwhile() -> None:
-    clock = Standing()
-    with clocks.replaced_by(clock):
-        engine = Engine(SchedulerLimits(pace=PaceLimits(prompts=2, period_s=0.5)))
-        engine.runner.waiting = 2
-        engine.inbox.put_nowait(engine.open())
-        assert "step" in engine.turn(), "whoever waited for no step yet gives way to nobody"
-        clock.now += 0.25
-        second = engine.open()
-        engine.inbox.put_nowait(second)
-        assert engine.turn() == [["SeatGranted"], "rest"], "a grant does not wait"
-        assert engine.worker.next_wake() == 1000.5
-        engine.inbox.put_nowait(EndSeat(second.seat, Ending(FinishReason.CANCELLED, Cause.CLIENT_CANCEL), clock.now))
-        engine.turn()
-        engine.runner.waiting = 1
-        assert engine.turn() == [["SeatEnded"], "step", ["OutputMade"]], "too few wait now"
-        engine.runner.waiting = 2
-        clock.now += 0.5
-        assert engine.turn() == ["step", ["OutputMade"]]
-        assert engine.worker.next_wake() != 1001.25

@@ -31,12 +31,6 @@ class Model:
     def rest(self) -> None:
         pass
 
-    def tell_waiting(self, prompts: int) -> None:
-        pass
-
-    def waiting_beside(self) -> int:
-        return 0
-
 
 def test_a_drain_that_comes_while_a_step_runs_is_answered_at_its_end() -> None:
     """Else more would be written for nobody, and the answer wait for the end of those writes and of another prompt's step."""

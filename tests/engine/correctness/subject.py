@@ -104,12 +104,6 @@ class WatchedRunner:
         """See Runner."""
         self._runner.rest()
 
-    def tell_waiting(self, prompts: int) -> None:
-        pass
-
-    def waiting_beside(self) -> int:
-        return 0
-
     def statistics(self) -> RunnerStatistics:
         """See Runner."""
         return self._runner.statistics()
