@@ -7,12 +7,12 @@ from bench.cell_simulation.cell import REST_S
 from bench.cell_simulation.figures import Request
 from bench.cell_simulation.settings import CellSettings, Targets
 from bench.cell_simulation.trace import Arrival
-from bench.measured import quantile
 from bench.scaling.elastic_cell import ElasticCell
 from bench.scaling.hpa import Autoscaler
 from bench.scaling.plan import Plan
 from bench.scaling.signals import Scrape, signals
 from router.member_facts import Role
+from tandem_cli.load.measured import quantile
 
 POOLS = (Role.PREFILL, Role.DECODE)
 #: Requests of so many seconds are judged together when a recovery is looked for.
