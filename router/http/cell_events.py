@@ -28,6 +28,11 @@ class CellEvents(Response):
         self._watch, self._wish, self._tenant = watch, wish, tenant
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] == "HEAD":
+            # Its answer is over with the headers: a client may send its next request then.
+            await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+            await send({"type": "http.response.body", "body": b""})
+            return
         telling = asyncio.create_task(self._tell(send), name="live page")
         leaving = asyncio.create_task(_left(receive), name="live page's reader")
         try:

@@ -86,6 +86,17 @@ async def _data(lines, count):
             yield line
 
 
+async def test_who_asks_for_the_headers_of_the_views_gets_no_views(redis_url: str, cell: str) -> None:
+    """And may ask for something else on the same connection at once."""
+    one = httpx.Limits(max_connections=1)
+    async with router_world(redis_url, cell, **UI) as world, httpx.AsyncClient(base_url=base_of(world), limits=one) as http:
+        for _ in range(3):
+            head = await http.head("/ui/api/cell")
+            assert (head.status_code, head.headers["content-type"], head.content) == (200, "text/event-stream", b"")
+            assert (await http.get("/ui/api/requests/unknown")).status_code == 404
+        await until(lambda: watchers(world), 0)
+
+
 async def test_without_the_setting_there_is_no_page(redis_url: str, cell: str) -> None:
     async with (
         router_world(redis_url, cell, http_listen="127.0.0.1:0") as world,
