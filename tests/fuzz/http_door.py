@@ -142,7 +142,7 @@ async def _asked(http: httpx.AsyncClient, ask: Ask) -> None:
                 return
     if ask.method == "HEAD":
         return
-    if answer.headers["content-type"].startswith("text/event-stream"):
+    if answer.headers.get("content-type", "").startswith("text/event-stream"):
         assert found.endswith(b"data: [DONE]\n\n"), bytes(found[-200:])
         for event in found.split(b"\n\n")[:-2]:
             _check_object(json.loads(event.removeprefix(b"data: ")))
