@@ -11,6 +11,7 @@ from tandem_cli.cell import Cell
 from tandem_cli.exits import Exit
 from tests.e2e.cells import ask, at_rest, greedy_request, read, stub_of
 from tests.e2e.test_cli import command, rest_of, run
+from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -24,7 +25,7 @@ async def views(cell: Cell, *options: str, router: int = 0) -> dict[str, Any]:
 
 async def test_once_tells_members_pages_and_requests(exact_cell: Cell) -> None:
     async with stub_of(exact_cell) as stub:
-        request = greedy_request(range(100, 140), 600)
+        request = greedy_request(range(100, 140), 950)
         call = stub.Generate(request, timeout=120)
         await read(call, up_to="delta")
         view = await views(exact_cell)
@@ -45,8 +46,12 @@ async def test_once_tells_members_pages_and_requests(exact_cell: Cell) -> None:
         call.cancel()
         done = await ask(stub, greedy_request(range(100, 120), 4))
         assert done.completed is not None
-        ended = (await views(exact_cell, "--ended", "2"))["ended"]
-        assert {one["finish_reason"] for one in ended} == {"FINISH_REASON_CANCELLED", "FINISH_REASON_MAX_OUTPUT_TOKENS"}
+
+        async def both_ended() -> bool:
+            ended = (await views(exact_cell, "--ended", "2"))["ended"]
+            return {one["finish_reason"] for one in ended} == {"FINISH_REASON_CANCELLED", "FINISH_REASON_MAX_OUTPUT_TOKENS"}
+
+        await until(both_ended, 30.0, "the ends of both are told")
     await at_rest(exact_cell)
 
 
