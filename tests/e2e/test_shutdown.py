@@ -131,7 +131,7 @@ async def test_b41_prefill_finishes_its_prompts_and_decode_ends_what_outlives_it
 
 async def test_b41_a_router_finishes_its_streams_and_ends_what_outlives_its_budget(tokenizer: Tokenizer) -> None:
     prompt = tokenizer.encode("The router leaves:")
-    extra = (("router", "--drain-timeout-s=6"), ("decode", "--context-tokens=2048"))
+    extra = (("router", "--drain-timeout-s=12"), ("decode", "--context-tokens=2048"))
     with cell_of(routers=2, kv_tokens=KV_TOKENS, extra=extra) as cell:
         first, second = cell.routers
         async with stub_of(cell, 0) as stub, stub_of(cell, 1) as other:
