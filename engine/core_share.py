@@ -169,14 +169,15 @@ class CoreShare:
             return
         # In this order, and the other way round in `take`: who sees the lock free sees the count change.
         self._busy = _lock(self._own.busy, fcntl.LOCK_EX)
-        self._own.turns.value += 1
+        # Odd from now on, and another number than before: somebody who looked may have kept the lock from us the last time.
+        self._own.turns.value += 2 if self._own.turns.value % 2 else 1
 
     def rest(self) -> None:
         """See Cores."""
         if self._busy:
             _unlock(self._own.busy)
-            self._own.turns.value += 1
             self._busy = False
+        self._own.turns.value += self._own.turns.value % 2
 
     def close(self) -> None:
         """Gives everything back."""

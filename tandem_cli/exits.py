@@ -20,7 +20,7 @@ class Exit(IntEnum):
 MEANINGS = {
     Exit.OK: "done",
     Exit.FAILED: "something broke: the model, a process of the cell, a download",
-    Exit.BAD_INPUT: "a bad option, or a request that names a wrong value; the message names the field and its limit",
+    Exit.BAD_INPUT: "a bad option, a wrong value in a request (the message names the field and its limit), or no right to ask",
     Exit.REFUSED: "the cell is full or shutting down; the message says when to try again",
     Exit.NOT_FOUND: "no such request or model, or its output is not kept any more",
     Exit.DEADLINE: "a time limit ran out",

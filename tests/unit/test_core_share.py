@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import fcntl
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -172,6 +173,28 @@ def test_one_that_starts_again_has_no_work_and_nobody_waits_for_it(share: Makes)
     late = share("late")
     with late.borrowed() as loan:
         assert loan.later is not None and _rests(loan.later.watched)
+
+
+def test_who_looks_just_then_does_not_turn_the_count_round(share: Makes) -> None:
+    """The count is even while there is no work, also when the lock could not be had for a step."""
+    owner, borrower = share("owner"), share("borrower")
+    with borrower.borrowed():
+        pass
+    with borrower.borrowed() as loan, (share.folder / "owner.busy").open("rb") as looks:
+        assert loan.later is not None
+        fcntl.flock(looks, fcntl.LOCK_SH)
+        owner.working()
+        assert not _rests(loan.later.watched) and loan.recalled
+        fcntl.flock(looks, fcntl.LOCK_UN)
+        taken = loan.later.take()
+        owner.working()
+        assert not _rests(loan.later.watched) and taken.threads == 1 and taken.recalled
+        owner.rest()
+        assert _rests(loan.later.watched)
+        fcntl.flock(looks, fcntl.LOCK_SH)
+        owner.working()
+        owner.rest()
+        assert _rests(loan.later.watched), "it never had the lock"
 
 
 def _rests(watched: tuple[int, ...]) -> bool:
