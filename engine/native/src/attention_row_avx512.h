@@ -1,7 +1,9 @@
-// Attention of a sequence with one row by AVX-512 that has no dot products of bfloat16. Its few columns would leave most lanes of a
-// tile empty, so that lanes are tokens for scores and weights, and places for sums; keys and values are read where they lie.
-// What happens to a number is the same as in a tile, in the same order, so that the bits are the same too.
+// Attention of a sequence with one row by AVX-512 that has no dot products of bfloat16. Its few columns would leave most lanes
+// of a tile empty. So lanes are tokens for scores and weights, and places for sums; keys and values are read where they lie. What
+// happens to a number is the same as in a tile, in the same order, so the bits are the same too.
 #pragma once
+
+#include <algorithm>
 
 #include "attention_ahead.h"
 #include "attention_call.h"
@@ -36,11 +38,11 @@ struct BlockRows {
 };
 
 static inline BlockRows keys_of(const Cache& cache, int head, int first, int end) {
-    const int left = end - first, second = left - HALF_TOKENS;
-    const bf16* begin = cache.key(first, head);
-    return {{{begin, left < HALF_TOKENS ? left : HALF_TOKENS},
-             {second > 0 ? cache.key(first + HALF_TOKENS, head) : begin, second < 0 ? 0 : second < HALF_TOKENS ? second : HALF_TOKENS}},
-            cache.pool->token_stride};
+    const auto there = [end](int token) { return std::clamp(end - token, 0, HALF_TOKENS); };
+    const int second = first + HALF_TOKENS;
+    const HalfRows low = {cache.key(first, head), there(first)};
+    const HalfRows high = {there(second) > 0 ? cache.key(second, head) : low.first, there(second)};
+    return {{low, high}, cache.pool->token_stride};
 }
 
 // Keys in lanes of tokens: [pair of places][32 tokens]. Tokens that are not there repeat the last one: their scores are hidden.
@@ -55,13 +57,13 @@ static inline void turn_keys(const BlockRows& keys, int head_dim, __m512i* turne
             }
             transpose(lines);
             for (int pair = 0; pair < LANES; ++pair) turned[place + 2 * pair + half] = lines[pair];
-            next.ask(16);
+            next.ask(8);
         }
 }
 
 // scores: [column][32 tokens], queries: [place][COLUMNS].
 template <int USED>
-static inline void score_columns(const __m512i* turned, const float* queries, int head_dim, float* scores) {
+static inline void score_columns(const __m512i* turned, const float* queries, int head_dim, float* scores, Next& next) {
     f32x16 sums[USED][2] = {};
     for (int place = 0; place < head_dim; place += 2, queries += 2 * COLUMNS) {
         const __m512i low = turned[place], high = turned[place + 1];
@@ -77,6 +79,7 @@ static inline void score_columns(const __m512i* turned, const float* queries, in
             sums[column][0] = multiply_add(second_places(low), query, sums[column][0]);
             sums[column][1] = multiply_add(second_places(high), query, sums[column][1]);
         }
+        next.ask(1);
     }
 #pragma GCC unroll 4
     for (int column = 0; column < USED; ++column) {
@@ -125,9 +128,10 @@ static inline bool weigh_row(Columns& columns, const float* scores, int tokens, 
     return raised;
 }
 
-// sums[column] += weights[column][token] * values[token], for LINES lines of places; first the even places of a line, then the odd.
+// sums[column] += weights[column][token] * values[token], for LINES lines: the even places of a line, then the odd ones.
 template <int USED, int LINES>
-static inline void mix_columns(const BlockRows& values, const float* weights, int place, int head_dim, float* sums, Next& next) {
+static inline void mix_columns(const BlockRows& values, const float* weights, int place, int head_dim, float* sums,
+                               Next& next) {
     constexpr int PARTS = 2 * LINES;
     f32x16 parts[USED][PARTS];
 #pragma GCC unroll 4
@@ -148,7 +152,8 @@ static inline void mix_columns(const BlockRows& values, const float* weights, in
             for (int column = 0; column < USED; ++column) {
                 const f32x16 weight = splat(weights[column * BLOCK_TOKENS]);
 #pragma GCC unroll 4
-                for (int part = 0; part < PARTS; ++part) parts[column][part] = multiply_add(weight, value[part], parts[column][part]);
+                for (int part = 0; part < PARTS; ++part)
+                    parts[column][part] = multiply_add(weight, value[part], parts[column][part]);
             }
             next.ask(2);
         }
@@ -161,10 +166,10 @@ static inline void mix_columns(const BlockRows& values, const float* weights, in
 
 // A block of one kv head, for up to COLUMNS_AT_ONCE columns.
 template <int USED>
-static inline void score_all(int used, const __m512i* turned, const float* queries, int head_dim, float* scores) {
+static inline void score_all(int used, const __m512i* turned, const float* queries, int head_dim, float* scores, Next& next) {
     if constexpr (USED > 0) {
-        if (used == USED) return score_columns<USED>(turned, queries, head_dim, scores);
-        score_all<USED - 1>(used, turned, queries, head_dim, scores);
+        if (used == USED) return score_columns<USED>(turned, queries, head_dim, scores, next);
+        score_all<USED - 1>(used, turned, queries, head_dim, scores, next);
     }
 }
 
@@ -216,7 +221,7 @@ static inline void take_block(const Call& call, const Scratch& scratch, const Ca
     turn_keys(rows, head_dim, turned, next);
     for (int column = 0; column < columns.used; column += COLUMNS_AT_ONCE) {
         const int used = columns.used - column < COLUMNS_AT_ONCE ? columns.used - column : COLUMNS_AT_ONCE;
-        score_all<COLUMNS_AT_ONCE>(used, turned, queries + column, head_dim, scratch.scores + column * BLOCK_TOKENS);
+        score_all<COLUMNS_AT_ONCE>(used, turned, queries + column, head_dim, scratch.scores + column * BLOCK_TOKENS, next);
     }
     if (weigh_row(columns, scratch.scores, end - first, call.scale, scratch.weights)) rescale(columns, sums, head_dim);
     for (HalfRows& half : rows.halves) half.first += cache.kv_heads * head_dim;  // values lie behind the keys
@@ -230,12 +235,13 @@ static inline void take_block(const Call& call, const Scratch& scratch, const Ca
 static inline void attend_row(const Call& call, const Scratch& scratch, const Piece& piece) {
     const int head_dim = call.geometry.head_dim, tile_size = COLUMNS * head_dim;
     for (int head = 0; head < piece.heads; ++head)
-        begin_row(call, piece, head, scratch.columns[head], scratch.queries + head * tile_size, scratch.sums + head * tile_size);
+        begin_row(call, piece, head, scratch.columns[head], scratch.queries + head * tile_size,
+                  scratch.sums + head * tile_size);
     const Cache cache = call.cache(piece.sequence);
-    const Place last = behind(call, piece);
+    const Place other = behind(call, piece);
     const int end = scratch.columns[0].most_last + 1;
     for (int first = 0; first < end; first += BLOCK_TOKENS) {
-        const Place then = first + BLOCK_TOKENS < end ? Place{cache, first + BLOCK_TOKENS, end} : last;
+        const Place then = first + BLOCK_TOKENS < end ? Place{cache, first + BLOCK_TOKENS, end} : other;
         Next next{{Ahead(then.cache, piece, then.token, then.end),
                    Ahead(then.cache, piece, then.token + HALF_TOKENS, then.end)}};
         for (int head = 0; head < piece.heads; ++head)

@@ -1,5 +1,5 @@
-// Products with AVX-512 that has no dot products of bfloat16. Every output has one chain of fused float32 sums over the inputs in
-// order, whatever the number of rows. Both sides become floats before they meet: x once for many panels, in the order in
+// Products with AVX-512 that has no dot products of bfloat16. Every output has one chain of fused float32 sums over the inputs
+// in order, whatever the number of rows. Both sides become floats before they meet: x once for many panels, in the order in
 // which it is multiplied, and the weights once for all rows of a block, by the first group of them.
 #if TANDEM_AVX512 && !TANDEM_BF16
 
@@ -12,15 +12,17 @@
 namespace tandem {
 namespace {
 
-constexpr int ROWS_AT_ONCE = 12;     // two registers of sums each, which leaves eight
-constexpr int GROUPS = 8;            // of rows, that share weights made floats
+constexpr int ROWS_AT_ONCE = 12;  // two registers of sums each, which leaves eight
+constexpr int GROUPS = 11;        // of rows that share weights made floats; more rows are cut by rows first, see sections.cpp
 constexpr int BLOCK_ROWS = GROUPS * ROWS_AT_ONCE;
-constexpr int BLOCK_PANELS = 16;     // that are taken at a time
-constexpr int BLOCK_INPUTS = 192;    // of one panel as floats: half of the first-level cache
-constexpr int PACKED_ELEMENTS = 128 * 1024;  // of x as floats: a part of the second-level cache
+constexpr int BLOCK_PANELS = 12;             // that are taken at a time
+constexpr int BLOCK_INPUTS = 192;            // of one panel as floats: half of the first-level cache
+constexpr int PACKED_ELEMENTS = 192 * 1024;  // of x as floats: a part of the second-level cache
 constexpr int PAIR_ELEMENTS = 2 * LANES;
 constexpr int TILE_ELEMENTS = LANES * PAIR_ELEMENTS;
-constexpr int AHEAD_ELEMENTS = 4096;
+constexpr int FAR_ELEMENTS = 16 * 1024;      // fetched into the second-level cache so far ahead
+constexpr int NEAR_ELEMENTS = 1024;          // and from there into the first-level cache
+constexpr int BLOCK_ELEMENTS = BLOCK_INPUTS * PANEL;
 
 // Two inputs of a panel as floats, each of both halves.
 struct Inputs {
@@ -43,16 +45,22 @@ static inline Pair load_pair(const int8_t* from) {
             (f32x16)_mm512_cvtepi32_ps(_mm512_srai_epi32(both, 8))};
 }
 
-// Weights as they lie in memory, fetched ahead. KEEP: they are also written down as floats.
+// Where the weights of two inputs lie in a panel, those of the second half TILE_ELEMENTS behind.
+static inline int place_of(int input) { return input / INPUT_BLOCK * (2 * TILE_ELEMENTS) + input % INPUT_BLOCK * LANES; }
+
+// Weights as they lie in memory. KEEP: they are also written down as floats, and of the block behind this one the first half is
+// fetched; otherwise both halves are fetched.
 template <typename Element, bool KEEP>
 struct Stored {
     const Element* panel;
     float* wide;
 
     Inputs load_pairs(int input) const {
-        const Element* from = panel + input / INPUT_BLOCK * (2 * TILE_ELEMENTS) + input % INPUT_BLOCK * LANES;
-        __builtin_prefetch(from + AHEAD_ELEMENTS);
-        __builtin_prefetch(from + TILE_ELEMENTS + AHEAD_ELEMENTS);
+        const Element* from = panel + place_of(input);
+        __builtin_prefetch(from + NEAR_ELEMENTS);
+        __builtin_prefetch(from + TILE_ELEMENTS + NEAR_ELEMENTS);
+        __builtin_prefetch(from + (KEEP ? BLOCK_ELEMENTS : FAR_ELEMENTS), 0, 2);
+        if constexpr (!KEEP) __builtin_prefetch(from + TILE_ELEMENTS + FAR_ELEMENTS, 0, 2);
         const Pair first = load_pair(from), second = load_pair(from + TILE_ELEMENTS);
         if constexpr (KEEP) {
             float* to = wide + input * PANEL;
@@ -65,11 +73,15 @@ struct Stored {
     }
 };
 
-// Weights that were made floats, [input][32].
+// Weights that were made floats, [input][32]. FETCH: the second half of the block behind is fetched, so that memory has as long
+// for a block as two groups of rows take.
+template <typename Element, bool FETCH>
 struct Wide {
+    const Element* panel;
     const float* wide;
 
     Inputs load_pairs(int input) const {
+        if constexpr (FETCH) __builtin_prefetch(panel + place_of(input) + TILE_ELEMENTS + BLOCK_ELEMENTS, 0, 2);
         const float* from = wide + input * PANEL;
         return {{load(from), load(from + LANES)}, {load(from + PANEL), load(from + PANEL + LANES)}};
     }
@@ -168,7 +180,7 @@ class Linear {
         }
     }
 
-    // [group][input][row]
+    // [group][input][row]. Panels that come later find them packed, unless the rows are too many.
     void pack_rows(Share groups, Share inputs) {
         if (packed_group_ == groups.begin && packed_input_ == inputs.begin) return;
         packed_group_ = groups.begin, packed_input_ = inputs.begin;
@@ -176,7 +188,8 @@ class Linear {
         for (int group = groups.begin; group < groups.end; ++group) {
             const Share rows = rows_of(group);
             const int count = rows.end - rows.begin;
-            pack(product_.x + rows.begin * product_.x_stride + inputs.begin, product_.x_stride, count, inputs.end - inputs.begin, out);
+            const bf16* from = product_.x + rows.begin * product_.x_stride + inputs.begin;
+            pack(from, product_.x_stride, count, inputs.end - inputs.begin, out);
             out += count * (inputs.end - inputs.begin);
         }
     }
@@ -198,8 +211,10 @@ class Linear {
                     multiply_group<ROWS_AT_ONCE>(size, Stored<Element, false>{weights, nullptr}, x, count, first, second);
                 else if (group == groups.begin)
                     multiply_group<ROWS_AT_ONCE>(size, Stored<Element, true>{weights, wide_}, x, count, first, second);
+                else if (group == groups.begin + 1)
+                    multiply_group<ROWS_AT_ONCE>(size, Wide<Element, true>{weights, wide_}, x, count, first, second);
                 else
-                    multiply_group<ROWS_AT_ONCE>(size, Wide{wide_}, x, count, first, second);
+                    multiply_group<ROWS_AT_ONCE>(size, Wide<Element, false>{weights, wide_}, x, count, first, second);
             }
         }
     }
