@@ -141,7 +141,7 @@ class Tiny:
 
 @dataclass
 class Subject:
-    """One column at work. `other`, and `apart` for what is said alone: the same weights, loaded again, with pages of their own."""
+    """One column at work. `other`, and `apart` for what is said alone: the same weights again, with pages of their own."""
 
     column: Column
     references: Mapping[str, Reference]
