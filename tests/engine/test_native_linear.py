@@ -102,6 +102,17 @@ def test_a_row_is_the_same_bit_for_bit_beside_any_number_of_others(instructions:
 
 
 @every_set
+def test_a_row_with_many_inputs_is_the_same_beside_others(instructions: InstructionSet) -> None:
+    """More inputs than any kernel takes at a time."""
+    ours, inputs, outputs = backend(instructions), 8224, 40
+    weight, x = ours.pack(random(outputs, inputs, seed=1), None), random(140, inputs, seed=2)
+    close(ours.logits(x[:1], weight), x[:1].double() @ random(outputs, inputs, seed=1).double().T)
+    singles = torch.cat([ours.logits(x[row : row + 1], weight) for row in range(140)])
+    for rows in (2, 13, 30, 70, 140):
+        assert torch.equal(ours.logits(x[:rows], weight), singles[:rows])
+
+
+@every_set
 def test_what_is_not_a_number_stays_in_its_row(instructions: InstructionSet) -> None:
     ours = backend(instructions)
     x, weight = random(20, 90), ours.pack(random(40, 90, seed=1), None)

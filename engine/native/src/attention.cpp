@@ -5,6 +5,8 @@
 
 #if TANDEM_AMX
 #include "attention_row_amx.h"
+#elif TANDEM_AVX512 && !TANDEM_BF16
+#include "attention_row_avx512.h"
 #endif
 
 namespace tandem {
@@ -87,7 +89,7 @@ void attend_tiles(const Call& call, const Scratch& scratch, const Piece& piece) 
         end_tile(call, piece, piece.tile + tile, scratch.columns[tile], scratch.sums + tile * tile_size);
 }
 
-#if !TANDEM_AMX
+#if !TANDEM_AMX && (TANDEM_BF16 || !TANDEM_AVX512)
 
 // A sequence with one row, a tile for each kv head: blocks pass once, in the order in which memory has them.
 void attend_row(const Call& call, const Scratch& scratch, const Piece& piece) {

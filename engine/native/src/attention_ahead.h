@@ -21,18 +21,27 @@ public:
         gap_[0] = (apart - width) * static_cast<int64_t>(sizeof(bf16));
         gap_[1] = (cache.pool->token_stride - apart - width) * static_cast<int64_t>(sizeof(bf16));
     }
-    void ask(int lines) {
+    // How many of the lines were not to be had any more.
+    int ask(int lines) {
+        if (lines < left_) {
+            for (int line = 0; line < lines; ++line) __builtin_prefetch(next_ + line * LINE_BYTES, 0, 2);
+            next_ += lines * LINE_BYTES;
+            left_ -= lines;
+            return 0;
+        }
         for (; lines > 0 && runs_ > 0; --lines) {
             __builtin_prefetch(next_, 0, 2);
-            next_ += LINE * sizeof(bf16);
+            next_ += LINE_BYTES;
             if (--left_ > 0) continue;
             next_ += gap_[runs_ % 2];
-            left_ = run_;
-            --runs_;
+            left_ = --runs_ > 0 ? run_ : 0;
         }
+        return lines;
     }
 
 private:
+    static constexpr int LINE_BYTES = LINE * sizeof(bf16);
+
     const char* next_ = nullptr;
     int64_t gap_[2] = {};
     int run_ = 0, runs_ = 0, left_ = 0;

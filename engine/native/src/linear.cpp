@@ -1,6 +1,6 @@
 // Products without a matrix unit. Every output has one chain of float32 sums over the inputs in order, whatever the number
 // of rows that are computed side by side.
-#if !TANDEM_AMX && !TANDEM_AVX2
+#if !TANDEM_AMX && !TANDEM_AVX2 && (TANDEM_BF16 || !TANDEM_AVX512)
 
 #include "claims.h"
 #include "linear_finish.h"
