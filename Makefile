@@ -19,6 +19,9 @@ SEED   ?= 1
 FIRST  ?= 0
 # The type that its members compute in: bfloat16 where the native backend runs, unless named.
 DTYPE  ?=
+# Tests that start whole cells, and processes for the others.
+CELLS  := tests/e2e tests/chaos tests/soak tests/scaling
+WORKERS ?= 2
 # How long make soak begins new waves, and make fuzz goes on.
 MINUTES ?= 30
 # Simulated worlds that make sim runs, and the first one's seed: fresh ones each time.
@@ -51,9 +54,19 @@ model: $(STAMP)
 demo: $(STAMP) ## serve the default model with one prefill and one decode member, stream one answer, stop
 	@$(BIN)/tandem demo
 
+# What starts whole cells has the machine for itself; the others run side by side. With ARGS, all in one process.
 test: system model ## all tests, twenty rounds of chaos among them
+ifeq ($(ARGS),)
+	@failed=0; \
+	echo "==> tests side by side, $(WORKERS) at once"; \
+	$(BIN)/python -m pytest tests $(CELLS:%=--ignore=%) -n $(WORKERS) --dist worksteal --durations=30 || failed=1; \
+	echo "==> tests of whole cells"; \
+	$(BIN)/python -m pytest $(CELLS) --durations=30 || failed=1; \
+	exit $$failed
+else
 	@echo "==> tests"
 	@$(BIN)/python -m pytest tests $(ARGS)
+endif
 
 check: $(STAMP) ## format, lint, types, imports, ports; the ports break nothing of the last release
 	@echo "==> ruff format";  $(BIN)/ruff format --check .

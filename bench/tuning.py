@@ -34,6 +34,8 @@ class Bench:
         self._rounds = rounds
         self._vocabulary_size = models.load_config(models.resolve(options.model)).vocabulary_size
         self._tell = Console(stderr=True, highlight=False)
+        #: Of the next round's prompts: fresh in each, or the default's cell, which is always the same, would still have them.
+        self._seed = 0
 
     def start(self, stack: ExitStack, variant: Variant) -> Cell:
         """A warm cell."""
@@ -52,15 +54,17 @@ class Bench:
             cells = {DEFAULT: default, **{variant: self.start(stack, variant) for variant in knob.variants}}
             runs: dict[Variant, list[Measured]] = {variant: [] for variant in cells}
             order = list(cells)
-            for seed in range(self._rounds):
-                if seed and time.monotonic() >= until:
+            for done in range(self._rounds):
+                if done and time.monotonic() >= until:
                     break
-                for variant in (*order[seed % len(order) :], *order[: seed % len(order)]):
-                    runs[variant].append(self._one(cells[variant], variant, seed))
+                first = done % len(order)
+                for variant in (*order[first:], *order[:first]):
+                    runs[variant].append(self._one(cells[variant], variant))
+                self._seed += 1
         return [row(variant, made, runs[DEFAULT]) for variant, made in runs.items()]
 
-    def _one(self, cell: Cell, variant: Variant, seed: int) -> Measured:
-        made = measured_on(cell, Run(self._workload, self._level, seed, self._vocabulary_size))
+    def _one(self, cell: Cell, variant: Variant) -> Measured:
+        made = measured_on(cell, Run(self._workload, self._level, self._seed, self._vocabulary_size))
         doubt = f", disturbed: {made.disturbance}" if made.disturbance.disturbed else ""
         self._tell.print(f"{variant}: {made.output_tokens_per_s:.1f} tokens/s{doubt}")
         return made

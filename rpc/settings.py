@@ -196,7 +196,9 @@ def _parser(fields: Mapping[str, _Field], prog: str | None, description: str) ->
     parser.add_argument("--config", metavar="FILE", help="TOML file with settings by name; flags and variables are stronger")
     for one in fields.values():
         if one.kind is bool:
-            parser.add_argument(one.flag, dest=one.name, action=argparse.BooleanOptionalAction, default=None, help=one.help())
+            parser.add_argument(one.flag, dest=one.name, metavar="true|false", nargs="?", const="true", help=one.help())
+            contrary = f"--no-{one.flag.removeprefix('--')}"
+            parser.add_argument(contrary, dest=one.name, action="store_const", const="false", help=f"as {one.flag}=false")
         else:
             parser.add_argument(one.flag, dest=one.name, metavar="VALUE", default=None, help=one.help())
     return parser

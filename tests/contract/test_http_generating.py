@@ -150,8 +150,9 @@ async def test_a_full_queue_and_a_cell_without_members_say_when_to_come_back(red
         await world.at_rest()
         await world.decode.stop()
 
+        # One that comes before the router knows is queued: it shall not wait for long.
         async def refused() -> tuple[int, str]:
-            answer = await http.post(COMPLETIONS, json=completion())
+            answer = await http.post(COMPLETIONS, json=completion(), headers={"X-Request-Timeout": "1"})
             return answer.status_code, answer.json()["error"]["code"]
 
         await until(refused, (503, "NO_MEMBER"), 20.0)

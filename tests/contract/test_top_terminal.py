@@ -75,7 +75,8 @@ async def top(world: World, rows: int = 40, columns: int = 160) -> AsyncIterator
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tandem_cli", "top", "--period", "0.2", "--address", frame.address),
         **dict.fromkeys(("stdin", "stdout", "stderr"), its),
-        env={**os.environ, "TERM": "xterm"},
+        # Its size is the terminal's, not what somebody named for the tests.
+        env={name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")} | {"TERM": "xterm"},
         start_new_session=True,
     )
     os.set_blocking(mine, False)

@@ -16,6 +16,7 @@ from engine.sampling_params import SamplingParams
 from lifecycle.finish import Ending
 from tests.engine import tiny_models
 from tests.engine.decoding import Ask, Member
+from tests.engine.native_sets import has_compiler
 from tests.engine.tiny_models import VOCABULARY, prompt
 from tests.grammars import bytes_vocabulary, compiled, regex
 from tests.reference import default_model
@@ -31,7 +32,7 @@ SAMPLINGS = {
 }
 PROMPTS = [prompt(length, seed=length) for length in (1, 15, 16, 33)]
 #: Models that draft for one of the first kind, and how many of their drafts are right.
-DRAFTERS = {"qwen3": (0.7, 1.0), "llama": (0.0, 0.6), "gemma3": (0.0, 0.6), "deepseek-v2": (0.0, 0.6)}
+DRAFTERS = {"qwen3": (0.6, 1.0), "llama": (0.0, 0.6), "gemma3": (0.0, 0.6), "deepseek-v2": (0.0, 0.6)}
 
 
 @dataclass(frozen=True)
@@ -44,9 +45,18 @@ class Models:
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
 def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Models:
-    refs = {name: tiny_models.save(tiny_models.build(name), tmp_path_factory.mktemp(name)) for name in DRAFTERS}
+    # In bfloat16 the native backend says the same in any company, for heads that it can; torch need not, on every processor.
+    native = request.param == "bfloat16"
+    if native and not has_compiler():
+        pytest.skip("no C++ compiler here")
+    changes = {"qwen3": {"head_dim": 32}} if native else {}
+    refs = {
+        name: tiny_models.save(tiny_models.build(name, **changes.get(name, {})), tmp_path_factory.mktemp(name))
+        for name in DRAFTERS
+    }
     drafters = {name: tiny_models.load(ref, page_tokens=4, total_pages=200, dtype=request.param) for name, ref in refs.items()}
-    return Models(tiny_models.load(refs["qwen3"], total_pages=200, dtype=request.param), drafters)
+    backend = "native" if native else "torch"
+    return Models(tiny_models.load(refs["qwen3"], total_pages=200, dtype=request.param, backend=backend), drafters)
 
 
 def limits(kind: SpeculationKind = SpeculationKind.DRAFT_MODEL, draft_tokens: int = 5) -> SchedulerLimits:

@@ -47,6 +47,8 @@ def test_lists_booleans_and_none():
     assert load_settings(Example, [*URL, "--peers", "a, b,"], {}).peers == ("a", "b")
     assert load_settings(Example, [*URL, "--loud"], {}).loud
     assert not load_settings(Example, [*URL, "--no-loud"], {"TANDEM_LOUD": "true"}).loud
+    assert not load_settings(Example, [*URL, "--loud=false"], {"TANDEM_LOUD": "true"}).loud
+    assert load_settings(Example, [*URL, "--loud=true"], {}).loud and load_settings(Example, [*URL, "--loud"], {}).loud
     assert load_settings(Example, [*URL, "--port", "0"], {}).port == 0
     assert load_settings(Example, [*URL, "--port", "none"], {"TANDEM_PORT": "5"}).port is None
     assert load_settings(Example, URL, {"TANDEM_MODE": ""}).mode == "fast"
@@ -59,6 +61,7 @@ BAD = [
     ([], {"TANDEM_COUNT": "many"}, "variable TANDEM_COUNT is 'many'; it must be a whole number, at least 1, at most 10"),
     ([], {"TANDEM_MODE": "medium"}, "it must be one of fast, slow"),
     ([], {"TANDEM_LOUD": "perhaps"}, "it must be true or false"),
+    (["--loud=perhaps"], {}, "flag --loud"),
     (["--url", "http://x"], {}, "it must be a text, of the form redis://host"),
     (["--peers", "a,b,c,d"], {}, "a list separated by commas, at most 3 long"),
     (["--port", "70000"], {}, "at most 65535"),

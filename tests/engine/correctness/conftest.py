@@ -6,7 +6,7 @@ import pytest
 
 from tests.engine.correctness.page import lines
 
-_RESULTS = pytest.StashKey[dict[tuple[str, str], str]]()
+_CELL = "correctness cell"
 _WORDS = {"passed": "ok", "failed": "FAIL", "skipped": "skip"}
 
 
@@ -18,12 +18,16 @@ def pytest_runtest_makereport(
     cell = item.callspec.params.get("cell") if isinstance(item, pytest.Function) and hasattr(item, "callspec") else None
     if cell is not None and (report.when == "call" or not report.passed):
         row, column = cell
-        item.config.stash.setdefault(_RESULTS, {})[row.name, column.name] = _WORDS[report.outcome]
+        # With the report, which goes to the process that prints where tests run in several.
+        report.user_properties.append((_CELL, [row.name, column.name]))
     return report
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    results = config.stash.get(_RESULTS, {})
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    results: dict[tuple[str, str], str] = {}
+    for outcome, word in _WORDS.items():
+        for report in terminalreporter.stats.get(outcome, ()):
+            results.update({(value[0], value[1]): word for name, value in report.user_properties if name == _CELL})
     if results:
         terminalreporter.section("correctness: what the engine says against the reference")
         for line in lines(results):

@@ -141,22 +141,23 @@ class Tiny:
 
 @dataclass
 class Subject:
-    """One column at work. `other`: the same weights, loaded a second time, with pages of its own."""
+    """One column at work. `other`, and `apart` for what is said alone: the same weights again, with pages of their own."""
 
     column: Column
     references: Mapping[str, Reference]
     runner: Runner
     other: Runner
+    apart: Runner
     clock: VirtualClock = field(default_factory=VirtualClock)
     _alone: dict[Request, Said] = field(default_factory=dict)
 
     @classmethod
     def load(cls, column: Column, tiny: Tiny) -> "Subject":
-        """Loads the engine twice."""
+        """Loads the engine three times."""
         engine = column.engine
         settings: dict[str, Any] = {"dtype": engine.dtype, "backend": engine.backend, "page_tokens": engine.page_tokens}
         settings |= {"weight_quantisation": engine.weights.value, "adapters": tiny.adapters}
-        runners = [tiny_models.load(tiny.ref, total_pages=TOTAL_PAGES, **settings) for _ in range(2)]
+        runners = [tiny_models.load(tiny.ref, total_pages=TOTAL_PAGES, **settings) for _ in range(3)]
         return cls(column, tiny.references[engine.weights], *runners)
 
     @property
@@ -225,7 +226,8 @@ class Subject:
     def alone(self, request: Request) -> Said:
         """What this engine says to a request that has a member for itself; computed once."""
         if request not in self._alone:
-            member = self.member()
+            # Not on the pages of a member that is in the middle of its work.
+            member = self.member(runner=self.apart)
             seat = self.ask(member, request)
             member.run()
             self._alone[request] = self.said(member, seat)
