@@ -25,8 +25,10 @@ LLAMA_70B = Model("Llama 3.1 70B", 70.6e9, 80, 8192, 8, 128, 131_072)
 #: A large model: one member serves few requests a second, so hundreds of members can be played for minutes.
 SERVICE = ServiceTimes(MI325X, LLAMA_70B)
 INTER_TOKEN_S = 0.1
+#: Large pages: there are fewer to count, and half of the last one of each sequence is nothing beside prompts of 12,000 tokens.
+PAGE_TOKENS = 512
 #: Members for one request a second, about, at the targets: where the pools begin.
-PREFILL_PER_RATE, DECODE_PER_RATE = 4.0, 1.5
+PREFILL_PER_RATE, DECODE_PER_RATE = 5.0, 2.0
 #: Seconds before the burst, of it, and after it.
 BEFORE_S, BURST_S, AFTER_S = 240.0, 240.0, 480.0
 COLUMNS = (
@@ -61,7 +63,9 @@ def sized(rate: float) -> CellSettings:
     """The cell at the start of a run at this rate."""
     prefill, decode = max(1, round(rate * PREFILL_PER_RATE)), max(1, round(rate * DECODE_PER_RATE))
     objectives = Objectives(inter_token_s=INTER_TOKEN_S)
-    return CellSettings(prefill_members=prefill, decode_members=decode, service=SERVICE, targets=objectives)
+    return CellSettings(
+        prefill_members=prefill, decode_members=decode, service=SERVICE, targets=objectives, page_tokens=PAGE_TOKENS
+    )
 
 
 def fixed_like(case: Case, outcome: Outcome, rate: float) -> CellSettings:

@@ -23,7 +23,9 @@ class Targets:
 
     backlog: float | None
     busy: float | None = 0.7
+    offered: float | None = 0.7
     kv: float | None = 0.7
+    offered_kv: float | None = 0.7
     sequences: float | None = None
     inter_token: float | None = 0.05
 
@@ -45,6 +47,7 @@ class Plan:
         """What the autoscaler of a pool is told."""
         one = self.targets
         targets = {"prefill.backlog": one.backlog, "prefill.busy": one.busy, "decode.kv": one.kv}
+        targets |= {"prefill.offered": one.offered, "decode.offered": one.offered_kv}
         targets |= {"decode.sequences": one.sequences, "decode.interToken": one.inter_token}
         mine = {name: target for name, target in targets.items() if target is not None and name.startswith(role.value)}
         return [Reading(name, found[name], target) for name, target in mine.items()]

@@ -62,7 +62,7 @@ class Scaling:
         now = self.cell.events.now
         dark = self.blackout.first <= now < self.blackout.last
         self.history.append(Scrape(now) if dark else self.cell.scrape())
-        del self.history[: -int(self.plan.window.seconds / self.plan.scrape_s) - 2]
+        del self.history[: -int(max(self.plan.window.seconds, self.plan.window.cost_seconds) / self.plan.scrape_s) - 2]
         if now < self.until:
             self.cell.events.after(self.plan.scrape_s, self._scrape)
 
