@@ -10,9 +10,6 @@ from collections import deque
 WINDOW_S = 30.0
 #: Before the queue has stood for so long (seconds), and this many were taken from it, nothing is said.
 LEAST_S, LEAST_TAKEN = 5.0, 8
-#: A request is refused at the door when its wait would be so many times what its queue clock leaves. The wait is a guess, and one
-#: that could have been served should not be refused for it; chosen by simulation (docs/scaling.md).
-HOPELESS = 1.2
 
 
 class Pace:

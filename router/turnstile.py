@@ -15,7 +15,7 @@ from lifecycle.record import AttemptKey
 from router.budget import BudgetBook, Claim, Demand, Limits, Scope, Seats, Ticket, claims, estimate
 from router.member_facts import M, Role
 from router.nearness import FAR, Hints, Near, PromptPrefix, nearness
-from router.pace import HOPELESS, Pace
+from router.pace import Pace
 from router.placement import Choice, DecodeView, Dice, LocalLimits, Need, Placement, PrefillView, choose
 from router.pool_views import Pools, PoolViews
 from router.queue import Fit, QueueLimits, Waiting, WaitingQueue, WaitTooLong
@@ -134,7 +134,7 @@ class Turnstile(Generic[M]):
             return
         wait_s = self._pace.wait_s(self.queue.ahead(place.waiting), now)
         left_s = max(0.0, place.waiting.arrived_at + queue_s - now)
-        if wait_s is not None and wait_s > HOPELESS * left_s:
+        if wait_s is not None and wait_s > left_s:
             self.queue.refuse(place.request_id)
             self.leave(place, now)
             raise WaitTooLong(wait_s, left_s)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from bench.cell_simulation.cell import REST_S
+from bench.cell_simulation.cell import REFUSED, REST_S
 from bench.cell_simulation.figures import Request
 from bench.cell_simulation.settings import CellSettings, Targets
 from bench.cell_simulation.trace import Arrival
@@ -82,10 +82,12 @@ class Scaling:
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """One run. Shares from 0 to 1 of the requests that came after `counted_from`; seconds; hours of members from then on.
+    `refused`: as they came. `failed`: after they had waited.
     `slices`: the share that was served well, of each SLICE_S from the start of the run."""
 
     requests: int
     attainment: float
+    refused: int
     failed: int
     lost: int
     ttft_p50_s: float
@@ -127,7 +129,8 @@ def run(settings: CellSettings, load: Load, plan: Plan | None, blackout: Blackou
     return Outcome(
         requests=len(counted),
         attainment=_served_well(counted, settings.targets),
-        failed=sum(bool(one.failure) for one in counted),
+        refused=sum(one.failure == REFUSED for one in counted),
+        failed=sum(bool(one.failure) and one.failure != REFUSED for one in counted),
         lost=sum(not one.done and not one.failure for one in cell.requests),
         ttft_p50_s=quantile(ttft, 0.5),
         ttft_p99_s=quantile(ttft, 0.99),
