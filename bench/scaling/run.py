@@ -18,7 +18,7 @@ POOLS = (Role.PREFILL, Role.DECODE)
 #: Requests of so many seconds are judged together when a recovery is looked for.
 SLICE_S = 30.0
 #: Share of the requests that have to be served well.
-GOOD = 0.95
+GOOD = 0.9
 
 
 @dataclass(frozen=True, slots=True)
