@@ -55,10 +55,12 @@ class Admission:
 
     @contextmanager
     def enter(self, request: ValidatedRequest, arrived_at: float) -> Iterator[Place]:
-        """A place in the queue, left at the end whatever happens. Raises QueueFull."""
+        """A place in the queue, left at the end whatever happens. Raises QueueFull, and WaitTooLong for a request that would wait
+        for its queue clock in vain."""
         place = self._place(request, arrived_at)
         self._turnstile.enter(place)
         self.look()
+        self._turnstile.not_in_vain(place, request.limits.queue_s, clocks.monotonic())
         try:
             yield place
         finally:
@@ -149,6 +151,10 @@ class Admission:
             # Done already: stopped in this very moment; its context gives the ticket back.
             if not place.future.done():
                 place.future.set_result(place.admitted)
+
+    def ready_tokens(self) -> int:
+        """Prompt tokens whose KV came to be where it was wanted, since the start."""
+        return self._turnstile.ready_tokens
 
     def tickets(self) -> int:
         """Tickets held now."""

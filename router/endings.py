@@ -5,7 +5,7 @@ import math
 from lifecycle.finish import Cause, Ending, FinishReason
 from lifecycle.record import RequestRecord
 from lifecycle.states import State
-from router.queue import QueueFull
+from router.queue import QueueFull, WaitTooLong
 from router.tenant_limits import Limit, OverLimit
 from rpc.details import Quota, Resource, Violation
 from rpc.status import (
@@ -27,6 +27,7 @@ REFUSAL_LABELS = {
     "QUEUE_FULL": "queue_full",
     "QUEUE_TOKENS_FULL": "queue_tokens_full",
     "TENANT_QUEUE_FULL": "tenant_limit",
+    "QUEUE_WAIT": "queue_wait",
     "TENANT_REQUEST_RATE": "tenant_request_rate",
     "TENANT_TOKEN_RATE": "tenant_token_rate",
     "TENANT_CONCURRENCY": "tenant_concurrency",
@@ -57,6 +58,8 @@ _TENANT_REASONS = {
 UNKNOWN_REQUEST = "UNKNOWN_REQUEST"
 #: What a client that was refused for want of room is told to wait.
 RETRY_AFTER_S = 1.0
+#: And at most, where the queue does not move at all.
+RETRY_AFTER_MAX_S = 60.0
 
 
 def status_of(record: RequestRecord) -> StatusError | None:
@@ -124,6 +127,19 @@ def queue_full(full: QueueFull, tenant: str) -> StatusError:
         reason,
         retry_after_s=RETRY_AFTER_S,
         quotas=[Quota(subject, description, f"queue_{unit}", full.limit, full.bound)],
+    )
+
+
+def wait_too_long(long: WaitTooLong) -> StatusError:
+    """The request would wait in vain: it is told so at once, and when what is in front of it now will be gone."""
+    after_s = min(RETRY_AFTER_MAX_S, max(RETRY_AFTER_S, long.wait_s))
+    words = "the queue does not move" if long.wait_s > RETRY_AFTER_MAX_S else f"the wait would be about {long.wait_s:.0f} s"
+    description = f"{words}, and the queue clock leaves {long.left_s:.0f} s"
+    return resource_exhausted(
+        f"{description}; try again later",
+        "QUEUE_WAIT",
+        retry_after_s=after_s,
+        quotas=[Quota("cell", description, "queue_seconds", "queue_clock", math.floor(long.left_s))],
     )
 
 

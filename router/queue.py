@@ -62,6 +62,15 @@ class QueueFull(Exception):
         self.bound = bound
 
 
+class WaitTooLong(Exception):
+    """A request would wait for longer than its queue clock leaves; both in seconds, `wait_s` may be infinite."""
+
+    def __init__(self, wait_s: float, left_s: float) -> None:
+        super().__init__(f"the wait would be about {wait_s:.0f} s of at most {left_s:.0f} s")
+        self.wait_s = wait_s
+        self.left_s = left_s
+
+
 @dataclass(frozen=True, slots=True)
 class QueueStatistics:
     """What waits now, and what happened since the start."""
@@ -79,6 +88,10 @@ class QueueStatistics:
     expired: int
     refused: int
     passes: int
+    offered: int
+    """Requests that came, let in or not; those that come back from a member are not counted again."""
+    offered_tokens: int
+    """Their prompt tokens."""
 
 
 class WaitingQueue:
@@ -92,7 +105,8 @@ class WaitingQueue:
         self._numbers = itertools.count()
         self._tenants: dict[str, int] = {}
         self._tokens = 0
-        self._counts = dict.fromkeys(("put", "taken", "removed", "requeued", "expired", "refused", "passes"), 0)
+        counts = ("put", "taken", "removed", "requeued", "expired", "refused", "passes", "offered", "offered_tokens")
+        self._counts = dict.fromkeys(counts, 0)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -107,6 +121,8 @@ class WaitingQueue:
 
     def put(self, waiting: Waiting) -> None:
         """Add a new request. Raises QueueFull, or ValueError when the id waits already."""
+        self._counts["offered"] += 1
+        self._counts["offered_tokens"] += waiting.tokens
         for limit, bound, wanted in (
             ("max_requests", self.limits.max_requests, len(self._entries) + 1),
             ("max_tokens", self.limits.max_tokens, self._tokens + waiting.tokens),
@@ -205,6 +221,17 @@ class WaitingQueue:
         self._counts["removed"] += 1
         return self._drop(entry)
 
+    def ahead(self, waiting: Waiting) -> int:
+        """Tokens that go before this request, which waits here and is its tenant's youngest, and its own: as far as can be told,
+        since others may come that go first."""
+        higher = sum(lane.tokens for priority, lane in self._lanes.items() if priority > waiting.priority)
+        return higher + self._lanes[waiting.priority].ahead(waiting.tenant)
+
+    def refuse(self, request_id: str) -> None:
+        """Take a request out that was let in a moment ago and would wait in vain."""
+        if self.remove(request_id) is not None:
+            self._counts["refused"] += 1
+
     def expire(self, now: float) -> list[Waiting]:
         """Remove and return what has waited until its `expires_at`, earliest first."""
         expired = []
@@ -239,9 +266,12 @@ class WaitingQueue:
             inside = sum(not item[2].dead for line in lane.lines.values() for item in line.heap)
             if not here == lane.living == inside:
                 faults.append(f"queue: priority {priority} has {here} entries, {lane.living} counted, {inside} in its lines")
+            tokens = sum(waiting.tokens for waiting in living if waiting.priority == priority)
+            if not tokens == lane.tokens == sum(line.tokens for line in lane.lines.values()):
+                faults.append(f"queue: priority {priority} has {tokens} tokens, {lane.tokens} counted")
         if sum(self._tenants.values()) != len(living):
             faults.append(f"queue: {len(living)} entries, tenants add up to {sum(self._tenants.values())}")
         return faults
 
 
-__all__ = ["Fit", "QueueFull", "QueueLimits", "QueueStatistics", "Waiting", "WaitingQueue"]
+__all__ = ["Fit", "QueueFull", "QueueLimits", "QueueStatistics", "WaitTooLong", "Waiting", "WaitingQueue"]

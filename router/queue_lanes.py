@@ -67,6 +67,7 @@ class Line:
     served: float
     heap: Heap = field(default_factory=list)
     living: int = 0
+    tokens: int = 0
     place: int = -1
     """Number of its valid item in the lane's order; items with other numbers are stale."""
 
@@ -82,6 +83,7 @@ class Lane:
         self.lines: dict[str, Line] = {}
         self.floor = 0.0
         self.living = 0
+        self.tokens = 0
         self._ahead: dict[str, float] = {}
         self._order: list[tuple[float, float, int, Line]] = []
         self._places = itertools.count()
@@ -96,7 +98,9 @@ class Lane:
         line.served -= served_back
         heapq.heappush(line.heap, (entry.waiting.arrived_at, entry.number, entry))
         line.living += 1
+        line.tokens += entry.waiting.tokens
         self.living += 1
+        self.tokens += entry.waiting.tokens
         self._enter(line)
 
     def drop(self, entry: Entry, served: int = 0) -> None:
@@ -105,7 +109,9 @@ class Lane:
         line = self.lines[entry.waiting.tenant]
         line.served += served
         line.living -= 1
+        line.tokens -= entry.waiting.tokens
         self.living -= 1
+        self.tokens -= entry.waiting.tokens
         line.heap = thinned(line.heap, line.living)
         if not line.living:
             self._retire(line)
@@ -145,6 +151,12 @@ class Lane:
         """Put a line that `next_line` gave back into the order."""
         if line.living:
             self._enter(line)
+
+    def ahead(self, tenant: str) -> int:
+        """Tokens of a tenant, and of each other at most as many: what goes before its youngest request, that included, when all
+        lines begin level."""
+        own = self.lines[tenant].tokens
+        return sum(min(line.tokens, own) for line in self.lines.values())
 
     def oldest_arrived_at(self) -> float:
         """Arrival of the oldest entry, monotonic seconds. The lane must not be empty."""

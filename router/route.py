@@ -25,7 +25,7 @@ from router.moving import MOVED, Source
 from router.placement import Placement
 from router.presence import Presence
 from router.progress import Progress
-from router.queue import QueueFull
+from router.queue import QueueFull, WaitTooLong
 from router.relay import RequestStream
 from router.request import Delivery, OutputMode, SlowReader
 from router.seat import Seat
@@ -139,6 +139,8 @@ class Route:
             return None
         except QueueFull as full:
             raise endings.queue_full(full, self.request.tenant) from None
+        except WaitTooLong as long:
+            raise endings.wait_too_long(long) from None
         except Stopped as stopped:
             return stopped.ending
 

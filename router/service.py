@@ -305,6 +305,9 @@ class _Parts:
             prefix_hints={role.value: float(len(hints)) for role, hints in self.members.hints.items()},
             store_available=float(stored.available),
             unwritten_ends=len(self.unwritten),
+            offered_requests=waiting.offered,
+            offered_prompt_tokens=waiting.offered_tokens,
+            ready_prompt_tokens=self.admission.ready_tokens(),
             lease_lapses=stored.lease_lapses,
             store_forgets=stored.forgets,
         )

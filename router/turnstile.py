@@ -15,9 +15,10 @@ from lifecycle.record import AttemptKey
 from router.budget import BudgetBook, Claim, Demand, Limits, Scope, Seats, Ticket, claims, estimate
 from router.member_facts import M, Role
 from router.nearness import FAR, Hints, Near, PromptPrefix, nearness
+from router.pace import Pace
 from router.placement import Choice, DecodeView, Dice, LocalLimits, Need, Placement, PrefillView, choose
 from router.pool_views import Pools, PoolViews
-from router.queue import Fit, QueueLimits, Waiting, WaitingQueue
+from router.queue import Fit, QueueLimits, Waiting, WaitingQueue, WaitTooLong
 from router.unseen import Sent, Unseen
 
 #: Chooses the members of an attempt: `router.placement.choose`, or what it is compared with.
@@ -112,15 +113,31 @@ class Turnstile(Generic[M]):
         self._views = PoolViews(pools)
         self._places: dict[str, Place[M]] = {}
         self._admitted: set[Admitted[M]] = set()
+        self._pace = Pace()
         self.queue = WaitingQueue(settings.queue)
         self.book = BudgetBook()
+        #: Prompt tokens whose KV came to be where it was wanted, since the start. A prompt that is computed again counts again.
+        self.ready_tokens = 0
 
     # a request's way
 
     def enter(self, place: Place[M]) -> None:
         """A request comes. Raises QueueFull."""
         self.queue.put(place.waiting)
+        self._pace.stands(place.waiting.arrived_at)
         self._places[place.request_id] = place
+
+    def not_in_vain(self, place: Place[M], queue_s: float | None, now: float) -> None:
+        """Raises WaitTooLong, and takes the request out again, when one that came a moment ago would wait for its queue clock of
+        `queue_s` seconds in vain."""
+        if place.admitted is not None or queue_s is None:
+            return
+        wait_s = self._pace.wait_s(self.queue.ahead(place.waiting), now)
+        left_s = max(0.0, place.waiting.arrived_at + queue_s - now)
+        if wait_s is not None and wait_s > left_s:
+            self.queue.refuse(place.request_id)
+            self.leave(place, now)
+            raise WaitTooLong(wait_s, left_s)
 
     def enter_seated(self, place: Place[M], decode: M, placement: Placement, held: Sequence[Claim], now: float) -> None:
         """A request comes that has its seat already; it gets the ticket for what it holds, whatever the limits are."""
@@ -135,11 +152,15 @@ class Turnstile(Generic[M]):
         """A request is over, whatever it waited for or held."""
         del self._places[place.request_id]
         self.queue.remove(place.request_id)
+        if not len(self.queue):
+            self._pace.empty()
         self.release(place, now)
 
     def again(self, place: Place[M], avoid: Sequence[str], now: float, wait_s: float = 0.0) -> None:
         """Back to the queue, age kept; members to `avoid` are left out for a moment."""
         self.release(place, now)
+        self._pace.stands(now)
+        self._pace.took(-place.waiting.tokens, now)
         place.not_before = now + wait_s
         place.excluded = {name: until for name, until in place.excluded.items() if until > now}
         place.excluded.update(dict.fromkeys(avoid, now + self._settings.exclude_s))
@@ -171,6 +192,8 @@ class Turnstile(Generic[M]):
         admitted = place.admitted
         if admitted is None:
             return
+        if not admitted.moved:
+            self.ready_tokens += place.prompt_tokens
         self.book.release_tokens(admitted.ticket)
         if admitted.prefill is not None and admitted.prefill in self._views.prefill.sent:
             self._views.prefill.sent[admitted.prefill].discard(admitted)
@@ -199,7 +222,10 @@ class Turnstile(Generic[M]):
             taken = self.queue.take(partial(self._fits, fitting, now))
             if taken is None:
                 return
+            self._pace.took(taken.tokens, now)
             yield self._admit(taken, fitting[-1], now)
+        if not len(self.queue):
+            self._pace.empty()
 
     # reading
 

@@ -15,7 +15,17 @@ TOKEN_KINDS = ("prompt", "cached", "selected", "processed", "returned", "billed"
 CANCEL_STAGES = ("unknown", "created", "queued", "admitted", "prefilling", "decoding", "draining", "ended")
 #: Why a request was never created, or a member was not given one.
 REFUSALS = (
-    *("queue_full", "queue_tokens_full", "tenant_limit", "no_member", "store_away", "draining", "invalid", "unknown_model"),
+    *(
+        "queue_full",
+        "queue_tokens_full",
+        "queue_wait",
+        "tenant_limit",
+        "no_member",
+        "store_away",
+        "draining",
+        "invalid",
+        "unknown_model",
+    ),
     *("unknown_adapter", "id_conflict", "deadline", "member_refused", "unauthenticated", "keys_away"),
     *("tenant_request_rate", "tenant_token_rate", "tenant_concurrency"),
 )
@@ -51,7 +61,10 @@ class RouterGauges:
     prefix_hints: Mapping[str, float] = field(default_factory=dict)  # by pool
     store_available: float = 0  # 1 when its last call was answered
     unwritten_ends: float = 0
-    # Counts since the start, kept by the store.
+    # Counts since the start, kept by the queue and the store.
+    offered_requests: float = 0
+    offered_prompt_tokens: float = 0
+    ready_prompt_tokens: float = 0
     lease_lapses: float = 0
     store_forgets: float = 0
 
@@ -79,6 +92,15 @@ class RouterMetrics:
                 Computed("router_prefix_hints", "Cached pages that members told of, as far as they are remembered.", "pool"),
                 Computed("router_store_available", "Whether the last call to the record store was answered, 0 or 1."),
                 Computed("router_unwritten_ends", "Ends of requests that wait for the record store."),
+                Computed(
+                    "router_offered_requests_total", "Requests that wanted a place in the queue, let in or not.", counter=True
+                ),
+                Computed("router_offered_prompt_tokens_total", "Their prompt tokens.", counter=True),
+                Computed(
+                    "router_ready_prompt_tokens_total",
+                    "Prompt tokens whose KV came to the decode member that was chosen for it.",
+                    counter=True,
+                ),
                 Computed("router_lease_lapses_total", "Leases that had run out before they were renewed.", counter=True),
                 Computed("router_store_forgets_total", "Times that the store was found restarted or failed over.", counter=True),
             )
@@ -171,6 +193,9 @@ def _samples(now: RouterGauges) -> Samples:
         "router_prefix_hints": now.prefix_hints,
         "router_store_available": now.store_available,
         "router_unwritten_ends": now.unwritten_ends,
+        "router_offered_requests_total": now.offered_requests,
+        "router_offered_prompt_tokens_total": now.offered_prompt_tokens,
+        "router_ready_prompt_tokens_total": now.ready_prompt_tokens,
         "router_lease_lapses_total": now.lease_lapses,
         "router_store_forgets_total": now.store_forgets,
     }

@@ -26,13 +26,15 @@ from router.budget import BudgetBook, Ticket
 from router.budget import Limits as BudgetLimits
 from router.member_facts import Role
 from router.placement import choose
-from router.queue import QueueFull, Waiting
+from router.queue import QueueFull, Waiting, WaitTooLong
 from router.turnstile import AdmissionSettings, Admitted, Place, Turnstile
 from text.detokeniser import Utf8Policy
 
 #: How long a request waits that the store found short, as in router.attempt: once to twice that.
 SHORT_S = 0.05
 STALE_AFTER_S = 3.0
+#: Failure of a request that was refused as soon as it came.
+REFUSED = "refused"
 #: How long after the last arrival a run goes on at most, in seconds.
 REST_S = 240.0
 _STOP = StopSpec(eos_ids=frozenset({EOS}))
@@ -97,11 +99,19 @@ class Router:
         try:
             self.turnstile.enter(place)
         except QueueFull as full:
-            request.failure = full.limit
+            request.failure = REFUSED
+            cell.refusals[full.limit] = cell.refusals.get(full.limit, 0) + 1
             return
         self._requests[request.request_id] = request
         cell.events.after(cell.settings.queue_clock_s, self._queue_clock, place)
         self.look()
+        try:
+            self.turnstile.not_in_vain(
+                place, cell.settings.queue_clock_s if cell.settings.refuses_waits else None, cell.events.now
+            )
+        except WaitTooLong:
+            request.failure = REFUSED
+            del self._requests[request.request_id]
 
     def look(self) -> None:
         """Everything that got a ticket asks the store, then for its seat."""

@@ -36,7 +36,8 @@ class CellSettings:
     """Sizes, seconds. `max_output_tokens`: what clients name; they get what the trace says.
 
     news_s: between two looks at a member's load. hop_s: a message from process to process. endpoint_s: making the agent that
-    receives from one more prefill member. queue_clock_s: who waits longer has failed.
+    receives from one more prefill member. queue_clock_s: who waits longer has failed. refuses_waits:
+    whether one that would wait in vain is refused as it comes.
     """
 
     policy: Policy = Policy.TANDEM
@@ -61,4 +62,5 @@ class CellSettings:
     endpoint_s: float = 0.06
     fence_s: float = 0.01
     queue_clock_s: float = 30.0
+    refuses_waits: bool = True
     seed: int = 1

@@ -1,8 +1,9 @@
-"""`python -m bench.scaling TRACE`: autoscaled pools of a simulated cell under an even load, a burst, and without measurements."""
+"""`python -m bench.scaling TRACE`: autoscaled pools of a simulated cell under loads that change, and without measurements."""
 
 import argparse
 import gc
 import json
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -17,6 +18,7 @@ from bench.scaling.hpa import Bounds
 from bench.scaling.load import Stretch, along
 from bench.scaling.plan import Plan, Targets, behaviour
 from bench.scaling.run import Blackout, Load, Outcome, run
+from bench.scaling.signals import Window
 
 #: AMD Instinct MI325X, its data sheet: 1,307.4 TFLOP/s dense bf16, 6 TB/s, 256 GB; one 400 Gbit/s port for each device.
 MI325X = Accelerator("MI325X 256 GB", 1307.4e12, 6e12, 256e9, 50e9)
@@ -25,12 +27,28 @@ LLAMA_70B = Model("Llama 3.1 70B", 70.6e9, 80, 8192, 8, 128, 131_072)
 #: A large model: one member serves few requests a second, so hundreds of members can be played for minutes.
 SERVICE = ServiceTimes(MI325X, LLAMA_70B)
 INTER_TOKEN_S = 0.1
+#: Large pages: there are fewer to count, and half of the last one of each sequence is nothing beside prompts of 12,000 tokens.
+PAGE_TOKENS = 512
 #: Members for one request a second, about, at the targets: where the pools begin.
-PREFILL_PER_RATE, DECODE_PER_RATE = 4.0, 1.5
+PREFILL_PER_RATE, DECODE_PER_RATE = 5.0, 2.0
 #: Seconds before the burst, of it, and after it.
 BEFORE_S, BURST_S, AFTER_S = 240.0, 240.0, 480.0
+#: A day in an hour: the rate swings by this share around its mean, lowest at the start. It is even for so many seconds.
+DAY_S, SWING, DAY_STEP_S = 3600.0, 0.75, 60.0
+#: Cases that are tried with pools of a fixed size, too.
+FIXED_TOO = ("burst", "day")
 COLUMNS = (
-    *("run", "requests", "served well", "failed", "TTFT p50 s", "TTFT p99 s", "prefill members", "decode members"),
+    *(
+        "run",
+        "requests",
+        "served well",
+        "refused at once",
+        "failed after waiting",
+        "TTFT p50 s",
+        "TTFT p99 s",
+        "prefill members",
+        "decode members",
+    ),
     *("changes", "well again after s", "member-hours"),
 )
 
@@ -47,13 +65,17 @@ class Case:
 
 
 def cases(rate: float) -> list[Case]:
-    """Even; four times as much for a while; a quarter as much while nothing is measured."""
+    """Even; four times as much for a while; a quarter as much, also while nothing is measured; a day in an hour."""
     even, more, less = Stretch(BEFORE_S, rate), Stretch(BURST_S, 4 * rate), Stretch(AFTER_S, rate)
+    turns = (2 * math.pi * (at + 0.5) * DAY_STEP_S / DAY_S for at in range(round(DAY_S / DAY_STEP_S)))
+    day = [Stretch(DAY_STEP_S, rate * (1 - SWING * math.cos(turn))) for turn in turns]
     dark = Blackout(BEFORE_S, BEFORE_S + 300.0)
     return [
         Case("even", [Stretch(2 * BEFORE_S, rate), Stretch(AFTER_S, rate)], 2 * BEFORE_S),
         Case("burst", [even, more, less], BEFORE_S, since=BEFORE_S),
+        Case("scale-in", [even, Stretch(2 * AFTER_S, rate / 4)], BEFORE_S),
         Case("dark", [even, Stretch(300.0 + AFTER_S, rate / 4)], BEFORE_S, dark),
+        Case("day", [Stretch(BEFORE_S, rate * (1 - SWING)), *day], BEFORE_S),
     ]
 
 
@@ -61,21 +83,28 @@ def sized(rate: float) -> CellSettings:
     """The cell at the start of a run at this rate."""
     prefill, decode = max(1, round(rate * PREFILL_PER_RATE)), max(1, round(rate * DECODE_PER_RATE))
     objectives = Objectives(inter_token_s=INTER_TOKEN_S)
-    return CellSettings(prefill_members=prefill, decode_members=decode, service=SERVICE, targets=objectives)
+    return CellSettings(
+        prefill_members=prefill, decode_members=decode, service=SERVICE, targets=objectives, page_tokens=PAGE_TOKENS
+    )
 
 
-def fixed_like(case: Case, outcome: Outcome, rate: float) -> CellSettings:
+def begun(case: Case, options: argparse.Namespace) -> CellSettings:
+    """The cell as a run begins."""
+    return replace(sized(case.stretches[0].requests_per_s), refuses_waits=not options.blind)
+
+
+def fixed_like(case: Case, outcome: Outcome, first: CellSettings) -> CellSettings:
     """Pools that never change and cost as many member-hours."""
     hours = (sum(one.seconds for one in case.stretches) - case.counted_from) / 3600
     sizes = {pool: max(1, round(spent / hours)) for pool, spent in outcome.member_hours.items()}
-    return replace(sized(rate), prefill_members=sizes["prefill"], decode_members=sizes["decode"])
+    return replace(first, prefill_members=sizes["prefill"], decode_members=sizes["decode"])
 
 
 def row(name: str, outcome: Outcome, settings: CellSettings, case: Case) -> list[str]:
     """One line of the table."""
     again = outcome.good_again(case.since) if case.since is not None else None
     return [
-        *(name, str(outcome.requests), f"{outcome.attainment:.1%}", str(outcome.failed + outcome.lost)),
+        *(name, str(outcome.requests), f"{outcome.attainment:.1%}", str(outcome.refused), str(outcome.failed + outcome.lost)),
         *(f"{outcome.ttft_p50_s:.2f}", f"{outcome.ttft_p99_s:.2f}"),
         sizes(outcome, "prefill", settings.prefill_members),
         sizes(outcome, "decode", settings.decode_members),
@@ -96,13 +125,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("trace", type=Path, help="JSON lines with timestamp, input_length, output_length")
     parser.add_argument("--rate", type=float, default=8.0, help="requests a second without the burst (default: %(default)s)")
-    parser.add_argument("--cases", default="even,burst,dark", help="comma-separated (default: %(default)s)")
-    parser.add_argument("--backlog", default="20000", help="targets of waiting tokens, comma-separated (default: %(default)s)")
+    parser.add_argument("--cases", default="even,burst,scale-in,dark,day", help="comma-separated (default: %(default)s)")
+    parser.add_argument("--backlog", type=float, default=80_000.0, help="waiting tokens of a member (default: %(default)s)")
     parser.add_argument("--busy", type=float, default=0.7, help="share of time in which members compute (default: %(default)s)")
     parser.add_argument("--kv", type=float, default=0.7, help="share of KV used or promised (default: %(default)s)")
+    parser.add_argument("--blind", action="store_true", help="do not ask what is offered, and refuse nobody for his wait")
+    parser.add_argument("--scrape", type=float, default=10.0, help="between two scrapes, in seconds (default: %(default)s)")
+    parser.add_argument("--rates", type=float, default=40.0, help="window of rates, in seconds (default: %(default)s)")
+    parser.add_argument("--percent", type=int, default=300, help="by which a pool may grow in --up (default: %(default)s)")
     parser.add_argument("--window", type=float, default=300.0, help="of shrinking, in seconds (default: %(default)s)")
     parser.add_argument("--start", type=float, default=120.0, help="until a member works, in seconds (default: %(default)s)")
-    parser.add_argument("--up", type=float, help="in which a pool may double, in seconds (default: as --start)")
+    parser.add_argument("--up", type=float, help="in which a pool may grow by --percent, in seconds (default: as --start)")
     parser.add_argument("--grouped", type=int, default=8, help="tokens in one event of the simulation (default: %(default)s)")
     parser.add_argument("--no-fixed", action="store_true", help="leave out the fixed pools of equal cost")
     options = parser.parse_args()
@@ -120,12 +153,10 @@ def main() -> None:
 
     known = {case.name: case for case in cases(options.rate)}
     for case in (known[name] for name in options.cases.split(",")):
-        outcomes = [
-            ran(f"{case.name}, backlog {backlog:.0f}", case, sized(options.rate), planned(options, backlog))
-            for backlog in map(float, options.backlog.split(","))
-        ]
-        if case.name == "burst" and not options.no_fixed:
-            ran("burst, fixed at equal cost", case, fixed_like(case, outcomes[0], options.rate), None)
+        first = begun(case, options)
+        outcome = ran(case.name, case, first, planned(options))
+        if case.name in FIXED_TOO and not options.no_fixed:
+            ran(f"{case.name}, fixed at equal cost", case, fixed_like(case, outcome, first), None)
     print(table(COLUMNS, rows))
 
 
@@ -134,13 +165,16 @@ def loaded(case: Case, trace: Sequence[Arrival], grouped: int) -> Load:
     return Load(list(along(trace, case.stretches)), grouped, case.counted_from)
 
 
-def planned(options: argparse.Namespace, backlog: float) -> Plan:
+def planned(options: argparse.Namespace) -> Plan:
     """The autoscalers of a run."""
-    targets = Targets(backlog, options.busy, options.kv, inter_token=INTER_TOKEN_S)
+    busy, kv = options.busy, options.kv
+    offered, offered_kv = (None, None) if options.blind else (busy, kv)
+    targets = Targets(options.backlog, busy, offered, kv, offered_kv, inter_token=INTER_TOKEN_S)
+    window = Window(options.rates)
     bounds = Bounds(1, 1000)
     up_s = options.start if options.up is None else options.up
-    rules = behaviour(options.window, up_period_s=up_s)
-    return Plan(targets, bounds, bounds, rules, start_s=options.start)
+    rules = behaviour(options.window, up_period_s=up_s, up_percent=options.percent)
+    return Plan(targets, bounds, bounds, rules, window, options.scrape, start_s=options.start)
 
 
 if __name__ == "__main__":

@@ -94,6 +94,8 @@ class ElasticCell(Cell):
             queued_tokens=sum(one.tokens for one in queues),
             queued_requests=sum(one.requests for one in queues),
             running_requests=sum(one.tickets for one in routers),
+            offered_tokens=sum(one.offered_tokens for one in queues),
+            ready_tokens=sum(one.ready_tokens for one in routers),
             inter_token=_buckets(self.gaps, self._grouped),
         )
         prefill = {one.member.peer.member: _of_prefill(one.member) for one in self._telling(Role.PREFILL)}
@@ -165,8 +167,8 @@ def _of_prefill(member: PrefillMember) -> PrefillScrape:
 
 
 def _of_decode(member: DecodeMember) -> DecodeScrape:
-    free = member.scheduler.load().free_pages
-    return DecodeScrape(1 - free / member.info.total_pages, len(member.scheduler.seats))
+    load = member.scheduler.load()
+    return DecodeScrape(1 - load.free_pages / member.info.total_pages, len(member.scheduler.seats), load.running)
 
 
 def _buckets(gaps: Gaps, grouped: int) -> tuple[int, ...]:

@@ -117,6 +117,8 @@ class Autoscaler:
     def decide(self, now: float, current: int, readings: Sequence[Reading | PodReadings], ready: int | None = None) -> Decision:
         """`current`: replicas wanted so far; `ready`: how many of them are, all when None. `now` in seconds, rising."""
         bounds = self.bounds
+        if not self._recommended:
+            self._recommended.append((now, current))  # a controller that starts takes what it finds for what was wanted
         if current == 0 and bounds.fewest > 0:
             return Decision(0, None)  # scaling is off
         if current > bounds.most or current < bounds.fewest:

@@ -8,11 +8,15 @@ from router.member_facts import Role
 
 
 def behaviour(
-    window_s: float = 300.0, down_percent: int = 10, down_period_s: float = 60.0, up_period_s: float = 120.0
+    window_s: float = 300.0,
+    down_percent: int = 10,
+    down_period_s: float = 60.0,
+    up_period_s: float = 120.0,
+    up_percent: int = 300,
 ) -> Behaviour:
-    """The chart's defaults: up at once, to at most twice as many in `up_period_s` (4 pods are always allowed); down to the most
+    """The chart's defaults: up at once, by at most `up_percent` in `up_period_s` (4 pods are always allowed); down to the most
     that was wanted in `window_s`, by at most `down_percent` or one pod in `down_period_s`."""
-    up = Rules((Policy(Unit.PERCENT, 100, up_period_s), Policy(Unit.PODS, 4, up_period_s)), 0)
+    up = Rules((Policy(Unit.PERCENT, up_percent, up_period_s), Policy(Unit.PODS, 4, up_period_s)), 0)
     down = Rules((Policy(Unit.PERCENT, down_percent, down_period_s), Policy(Unit.PODS, 1, down_period_s)), window_s)
     return Behaviour(up, down)
 
@@ -23,7 +27,9 @@ class Targets:
 
     backlog: float | None
     busy: float | None = 0.7
+    offered: float | None = 0.7
     kv: float | None = 0.7
+    offered_kv: float | None = 0.7
     sequences: float | None = None
     inter_token: float | None = 0.05
 
@@ -45,6 +51,7 @@ class Plan:
         """What the autoscaler of a pool is told."""
         one = self.targets
         targets = {"prefill.backlog": one.backlog, "prefill.busy": one.busy, "decode.kv": one.kv}
+        targets |= {"prefill.offered": one.offered, "decode.offered": one.offered_kv}
         targets |= {"decode.sequences": one.sequences, "decode.interToken": one.inter_token}
         mine = {name: target for name, target in targets.items() if target is not None and name.startswith(role.value)}
         return [Reading(name, found[name], target) for name, target in mine.items()]

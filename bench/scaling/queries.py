@@ -12,7 +12,8 @@ FILE = Path(__file__).resolve().parents[2] / "charts" / "tandem" / "scaling" / "
 @dataclass(frozen=True, slots=True)
 class Scope:
     """Which series belong to one cell: label matchers of each pool. `window`: of rates, as Prometheus writes it. `quantile`: of
-    inter-token times. `started`: share of a pool that is taken from which on waiting requests count for it."""
+    inter-token times. `started`: share of a pool that is taken from which on waiting requests count for it. `cost`: window in
+    which it is measured what a prompt token costs."""
 
     prefill: str
     decode: str
@@ -20,13 +21,15 @@ class Scope:
     window: str = "1m"
     quantile: float = 0.95
     started: float = 0.5
+    cost: str = "5m"
 
     def fill(self, query: str) -> str:
         """The query for these series."""
         words = {
             **{"{PREFILL}": f"{{{self.prefill}}}", "{DECODE}": f"{{{self.decode}}}"},
             **{"{ROUTER}": f"{{{self.router}}}", "{ROUTER,": f"{{{self.router},"},
-            **{"[WINDOW]": f"[{self.window}]", "QUANTILE": f"{self.quantile:g}", "STARTED": f"{self.started:g}"},
+            **{"[WINDOW]": f"[{self.window}]", "[COST]": f"[{self.cost}]"},
+            **{"QUANTILE": f"{self.quantile:g}", "STARTED": f"{self.started:g}"},
         }
         for word, text in words.items():
             query = query.replace(word, text)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from bench.cell_simulation.cell import REST_S
+from bench.cell_simulation.cell import REFUSED, REST_S
 from bench.cell_simulation.figures import Request
 from bench.cell_simulation.settings import CellSettings, Targets
 from bench.cell_simulation.trace import Arrival
@@ -18,7 +18,7 @@ POOLS = (Role.PREFILL, Role.DECODE)
 #: Requests of so many seconds are judged together when a recovery is looked for.
 SLICE_S = 30.0
 #: Share of the requests that have to be served well.
-GOOD = 0.95
+GOOD = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Scaling:
         now = self.cell.events.now
         dark = self.blackout.first <= now < self.blackout.last
         self.history.append(Scrape(now) if dark else self.cell.scrape())
-        del self.history[: -int(self.plan.window.seconds / self.plan.scrape_s) - 2]
+        del self.history[: -int(max(self.plan.window.seconds, self.plan.window.cost_seconds) / self.plan.scrape_s) - 2]
         if now < self.until:
             self.cell.events.after(self.plan.scrape_s, self._scrape)
 
@@ -82,10 +82,12 @@ class Scaling:
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """One run. Shares from 0 to 1 of the requests that came after `counted_from`; seconds; hours of members from then on.
+    `refused`: as they came. `failed`: after they had waited.
     `slices`: the share that was served well, of each SLICE_S from the start of the run."""
 
     requests: int
     attainment: float
+    refused: int
     failed: int
     lost: int
     ttft_p50_s: float
@@ -127,7 +129,8 @@ def run(settings: CellSettings, load: Load, plan: Plan | None, blackout: Blackou
     return Outcome(
         requests=len(counted),
         attainment=_served_well(counted, settings.targets),
-        failed=sum(bool(one.failure) for one in counted),
+        refused=sum(one.failure == REFUSED for one in counted),
+        failed=sum(bool(one.failure) and one.failure != REFUSED for one in counted),
         lost=sum(not one.done and not one.failure for one in cell.requests),
         ttft_p50_s=quantile(ttft, 0.5),
         ttft_p99_s=quantile(ttft, 0.99),

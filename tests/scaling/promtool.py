@@ -47,6 +47,7 @@ def series_of(history: Sequence[Scrape]) -> Series:
         for name, decode in scrape.decode.items():
             put(place, "tandem_decode_kv_reserved_ratio", name, decode.kv_reserved)
             put(place, "tandem_decode_seats", name, decode.seats)
+            put(place, "tandem_decode_running_sequences", name, decode.running)
         router = scrape.router
         if router is None:
             continue
@@ -55,6 +56,8 @@ def series_of(history: Sequence[Scrape]) -> Series:
         put(place, "tandem_router_queued_prompt_tokens", "router-0", router.queued_tokens)
         put(place, "tandem_router_queued_requests", "router-0", router.queued_requests or None, priority="0")
         put(place, "tandem_router_running_requests", "router-0", router.running_requests)
+        put(place, "tandem_router_offered_prompt_tokens_total", "router-0", router.offered_tokens)
+        put(place, "tandem_router_ready_prompt_tokens_total", "router-0", router.ready_tokens)
         for bound, number in zip((*map(str, INTER_TOKEN_S), "+Inf"), router.inter_token, strict=True):
             put(place, "tandem_router_inter_token_seconds_bucket", "router-0", number, le=bound)
     return found

@@ -73,7 +73,10 @@ def queries_of(values: Object) -> dict[str, dict[str, str]]:
         for role in ("prefill", "decode", "router")
     ]
     quantile = scaling["objectives"]["interTokenQuantile"]
-    return {pool: dict(found) for pool, found in read(Scope(*matchers, prometheus["window"], quantile)).items()}
+    return {
+        pool: dict(found)
+        for pool, found in read(Scope(*matchers, prometheus["window"], quantile, cost=prometheus["costWindow"])).items()
+    }
 
 
 def scaled_roles(values: Object) -> list[str]:
@@ -128,11 +131,11 @@ def test_an_empty_pool_is_started_by_what_waits_and_its_weight_is_nothing() -> N
 def test_targets_follow_from_the_objectives() -> None:
     spec = of_kind(objects(values_of("keda")), "ScaledObject")["prefill"]["spec"]
     thresholds = {one["name"]: one["metadata"]["threshold"] for one in spec["triggers"]}
-    assert thresholds == {"backlog": "50000", "busy": "0.7"}  # 12,500 tokens a second for 0.8 of 5 s
+    assert thresholds == {"backlog": "250000", "busy": "0.7", "offered": "0.7"}  # 12,500 tokens a second for 4 times 5 s
     metrics = of_kind(objects(values_of("hpa")), "HorizontalPodAutoscaler")["decode"]["spec"]["metrics"]
     shown = {one["external"]["metric"]["name"].rpartition("decode_")[2]: one["external"]["target"] for one in metrics}
     assert {name: target["averageValue"] for name, target in shown.items()} == {
-        **{"kv": "700m", "sequences": "96", "inter_token": "50m"},
+        **{"kv": "700m", "offered": "700m", "sequences": "96", "inter_token": "50m"},
     }
 
 

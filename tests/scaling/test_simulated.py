@@ -8,25 +8,29 @@ import pytest
 
 from bench.cell_simulation.settings import CellSettings
 from bench.cell_simulation.trace import Arrival
+from bench.scaling.__main__ import SERVICE
 from bench.scaling.elastic_cell import ElasticCell
 from bench.scaling.hpa import Bounds
 from bench.scaling.load import Stretch, along
 from bench.scaling.plan import Plan, Targets, behaviour
 from bench.scaling.run import Blackout, Load, Outcome, run
+from bench.scaling.signals import Window
 from router.member_facts import Role
 
-SMALL = CellSettings(prefill_members=2, decode_members=2)
+SMALL = CellSettings(prefill_members=3, decode_members=2, service=SERVICE, page_tokens=512)
 #: The control loop five times as fast as in a cluster, so that little has to be simulated.
 PLAN = Plan(
-    Targets(backlog=20_000.0),
-    Bounds(1, 12),
-    Bounds(1, 12),
+    Targets(backlog=80_000.0, inter_token=0.1),
+    Bounds(1, 40),
+    Bounds(1, 40),
     behaviour(60.0, 50, 12.0, 12.0),
-    scrape_s=3.0,
+    Window(8.0, 60.0),
+    scrape_s=2.0,
     sync_s=3.0,
     start_s=12.0,
 )
-PLAN = replace(PLAN, window=replace(PLAN.window, seconds=12.0))
+#: Requests a second that three prefill members carry with some time to spare, and how often as many come in a burst.
+RATE, MORE = 0.8, 5
 
 
 def requests(count: int = 400) -> list[Arrival]:
@@ -34,8 +38,8 @@ def requests(count: int = 400) -> list[Arrival]:
     return [Arrival(0.5 * number, dice.randrange(2000, 16_000), dice.randrange(40, 160)) for number in range(count)]
 
 
-def ran(*stretches: Stretch, blackout: Blackout | None = None, plan: Plan | None = PLAN) -> Outcome:
-    outcome = run(SMALL, Load(list(along(requests(), stretches)), grouped=8), plan, blackout)
+def ran(*stretches: Stretch, blackout: Blackout | None = None, plan: Plan | None = PLAN, cell: CellSettings = SMALL) -> Outcome:
+    outcome = run(cell, Load(list(along(requests(), stretches)), grouped=16), plan, blackout)
     assert outcome.faults == () and outcome.lost == 0
     return outcome
 
@@ -48,7 +52,7 @@ def test_requests_follow_the_stretches() -> None:
 
 
 def test_a_member_starts_late_and_goes_when_nobody_needs_it() -> None:
-    cell = ElasticCell(SMALL, requests(60), start_s=5.0)
+    cell = ElasticCell(replace(SMALL, prefill_members=2), requests(60), start_s=5.0)
     cell.events.run(2.0)
     cell.scale(Role.PREFILL, 4)
     cell.scale(Role.DECODE, 1)
@@ -66,23 +70,39 @@ def test_a_member_starts_late_and_goes_when_nobody_needs_it() -> None:
 
 @pytest.mark.slow
 def test_a_burst_is_absorbed_and_the_pool_shrinks_afterwards() -> None:
-    outcome = ran(Stretch(30, 2.0), Stretch(40, 10.0), Stretch(120, 2.0))
-    sizes = [after for _, pool, _, after in outcome.changes if pool == "prefill"]
-    assert outcome.failed == 0
-    assert max(sizes) >= 4 and sizes[-1] < max(sizes)
-    again = outcome.good_again(30.0)
-    assert again is not None and again <= 90
+    outcome = ran(Stretch(60, RATE), Stretch(60, MORE * RATE), Stretch(120, RATE))
+    sizes = [(at, after) for at, pool, _, after in outcome.changes if pool == "prefill"]
+    most = max(after for _, after in sizes)
+    assert outcome.failed == 0, "somebody waited in vain"
+    assert 8 <= most <= 2 * MORE * SMALL.prefill_members, "the pool fits what is offered and not what has piled up"
+    assert min(at for at, after in sizes if after >= 0.7 * most) <= 60 + 15, "few decisions make the pool"
+    assert sizes[-1][1] < most / 2
+    again = outcome.good_again(60.0)
+    assert again is not None and again <= 60
+
+
+@pytest.mark.slow
+def test_who_would_wait_in_vain_is_refused_as_he_comes() -> None:
+    """A pool that can not grow computes as much with the door as without, though fewer and longer prompts, since a long queue has
+    more short ones to choose from; and hardly anybody fails after he has waited."""
+    surge = (Stretch(10, RATE), Stretch(100, MORE * RATE))
+    outcome = ran(*surge, plan=None)
+    blind = ran(*surge, plan=None, cell=replace(SMALL, refuses_waits=False))
+    assert blind.failed > 20 and blind.refused == 0
+    assert outcome.refused > 20 and outcome.failed <= 0.15 * outcome.refused
+    assert outcome.requests - outcome.refused - outcome.failed >= 0.85 * (blind.requests - blind.failed)
 
 
 @pytest.mark.slow
 def test_an_even_load_settles() -> None:
-    outcome = ran(Stretch(150, 3.0))
-    assert outcome.changes_after(90.0) <= 2
+    outcome = ran(Stretch(200, 2 * RATE))
+    assert outcome.changes_after(120.0) <= 2
+    assert outcome.failed == outcome.refused == 0
 
 
 @pytest.mark.slow
 def test_nothing_changes_while_nothing_is_measured() -> None:
-    dark = Blackout(40.0, 130.0)
-    outcome = ran(Stretch(40, 6.0), Stretch(120, 1.0), blackout=dark)
+    dark = Blackout(60.0, 150.0)
+    outcome = ran(Stretch(60, 3 * RATE), Stretch(160, RATE / 2), blackout=dark)
     assert outcome.changes_after(dark.first, dark.last) == 0
     assert outcome.changes_after(dark.last) > 0 and outcome.failed == 0

@@ -42,7 +42,7 @@ _NEEDS = {
 #: What may let a client be told another end than its record has.
 _UNSTABLE = (_STORES - {FaultKind.CLOCK}) | {FaultKind.KILL, FaultKind.FREEZE}
 #: Refusals that need no fault: no room now.
-_NO_ROOM = frozenset({"QUEUE_FULL", "QUEUE_TOKENS_FULL", "TENANT_QUEUE_FULL"})
+_NO_ROOM = frozenset({"QUEUE_FULL", "QUEUE_TOKENS_FULL", "TENANT_QUEUE_FULL", "QUEUE_WAIT"})
 
 
 class Checks:

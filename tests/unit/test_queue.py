@@ -96,6 +96,29 @@ def test_other_tenants_still_get_in_when_one_is_at_its_bound() -> None:
     queue.put(waiting("c", "modest"))
 
 
+def test_what_goes_before_a_request_is_its_tenants_own_and_as_much_of_each_other() -> None:
+    last = waiting("d", tokens=5)
+    queue = filled(
+        waiting("a"), waiting("b", "rich", tokens=100), waiting("c", "poor", tokens=4), waiting("e", priority=1, tokens=7), last
+    )
+    assert queue.ahead(last) == 7 + (10 + 5) + 15 + 4
+    while queue.take(fits("a", "b", "e")) is not None:
+        assert queue.check() == []
+    assert queue.ahead(last) == 5 + 4
+
+
+def test_what_is_offered_counts_also_when_it_is_refused_and_once_when_it_comes_back() -> None:
+    queue = filled(waiting("a"), waiting("b"), max_requests=2)
+    with pytest.raises(QueueFull):
+        queue.put(waiting("c", tokens=30))
+    taken = queue.take(yes)
+    assert taken is not None
+    queue.requeue(taken)
+    queue.refuse("b")
+    counts = queue.statistics()
+    assert (counts.offered, counts.offered_tokens, counts.refused, counts.requests) == (3, 50, 2, 1)
+
+
 def test_misuse_is_an_error() -> None:
     queue = filled(waiting("a"))
     with pytest.raises(ValueError, match="waits already"):

@@ -3,6 +3,7 @@
 import random
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,7 +13,7 @@ from lifecycle.record import AttemptKey
 from router.budget import Limits
 from router.member_facts import MemberLoad, Role
 from router.pool_views import PoolViews
-from router.queue import QueueLimits, Waiting
+from router.queue import QueueLimits, Waiting, WaitTooLong
 from router.turnstile import AdmissionSettings, Admitted, Place, Turnstile
 from router.unseen import Sent, Unseen
 
@@ -164,3 +165,67 @@ def test_an_adapter_that_no_members_have_together_waits_and_those_behind_it_go()
     assert admitted(1.1) == []
     prefill = loaded(Role.PREFILL, 2, mine)
     assert admitted(1.2) == [("adapted", decode, prefill)]
+
+
+def one_at_a_time(waiting: int, seconds: int) -> tuple[Turnstile[Known], float]:
+    """A turnstile that gives one ticket a second, with so many requests of four tokens in front of it at first; and the time."""
+    pools = Pools()
+    turnstile = Turnstile(pools, AdmissionSettings(QueueLimits(), Limits(total_tokens=4)), random.Random(1))
+    places = [place_of(f"r{number}", "t") for number in range(waiting)]
+    for place in places:
+        turnstile.enter(place)
+    assert [*turnstile.look(0.0)] == places[:1]
+    for second in range(1, seconds + 1):
+        turnstile.leave(places[second - 1], float(second))
+        assert [*turnstile.look(float(second))] == [places[second]]
+    return turnstile, float(seconds)
+
+
+def place_of(name: str, tenant: str, at: float = 0.0) -> Place[Known]:
+    return Place(Waiting(name, tenant, 0, 4, at), 4, 4, AttemptKey(name, 1))
+
+
+def test_who_would_wait_in_vain_is_refused_at_once_and_leaves_nothing() -> None:
+    turnstile, now = one_at_a_time(41, 10)  # thirty wait
+    late = place_of("late", "t", now)
+    turnstile.enter(late)
+    assert [*turnstile.look(now)] == []
+    with pytest.raises(WaitTooLong) as refused:
+        turnstile.not_in_vain(late, 20.0, now)
+    assert 25 < refused.value.wait_s < 35 and refused.value.left_s == 20.0
+    assert turnstile.check() == [] and len(turnstile.queue) == 30 and turnstile.tickets == 1
+    assert turnstile.queue.statistics().refused == 1
+    turnstile.enter(late)  # it comes again and has more time
+    turnstile.not_in_vain(late, 60.0, now)
+    turnstile.not_in_vain(late, None, now)
+    assert len(turnstile.queue) == 31
+
+
+def test_the_queue_of_another_tenant_is_not_in_the_way() -> None:
+    turnstile, now = one_at_a_time(41, 10)
+    modest = place_of("modest", "other", now)
+    turnstile.enter(modest)
+    assert [*turnstile.look(now)] == []
+    turnstile.not_in_vain(modest, 5.0, now)
+    assert turnstile.queue.ahead(modest.waiting) == 8 and len(turnstile.queue) == 31
+
+
+def test_nobody_is_refused_by_a_pace_that_is_not_known() -> None:
+    for waiting, seconds in ((41, 4), (500, 3)):
+        turnstile, now = one_at_a_time(waiting, seconds)
+        late = place_of("late", "t", now)
+        turnstile.enter(late)
+        turnstile.not_in_vain(late, 0.001, now)
+        assert len(turnstile.queue) == waiting - seconds
+
+
+def test_prompts_are_offered_once_and_ready_once() -> None:
+    turnstile, now = one_at_a_time(12, 10)
+    assert turnstile.queue.statistics().offered_tokens == 48 and turnstile.ready_tokens == 0
+    turnstile.enter(place := place_of("more", "t", now))
+    turnstile.leave(place, now)
+    last = place_of("last", "t", now)
+    turnstile.enter(last)
+    turnstile.queue.remove("r11")
+    turnstile.committed(last, now)  # it holds nothing yet
+    assert turnstile.queue.statistics().offered_tokens == 56 and turnstile.ready_tokens == 0

@@ -25,6 +25,7 @@
 {{- $query = $query | replace (printf "{%s," (upper $role)) (printf "{%s," $matchers) -}}
 {{- end -}}
 {{- $query = $query | replace "[WINDOW]" (printf "[%s]" $scaling.prometheus.window) -}}
+{{- $query = $query | replace "[COST]" (printf "[%s]" $scaling.prometheus.costWindow) -}}
 {{- $query | replace "QUANTILE" (toString $scaling.objectives.interTokenQuantile) | replace "STARTED" "0.5" -}}
 {{- end -}}
 
@@ -37,8 +38,10 @@ requests: {{ int $own.requests }}
 {{- else if eq .role "prefill" -}}
 backlog: {{ mulf $own.tokensPerSecond $scaling.objectives.firstTokenSeconds $own.backlogShare | ceil | int64 }}
 busy: {{ $own.busy }}
+offered: {{ $own.busy }}
 {{- else -}}
 kv: {{ $own.kv }}
+offered: {{ $own.kv }}
 sequences: {{ int $own.sequences }}
 interToken: {{ $scaling.objectives.interTokenSeconds }}
 {{- end -}}
