@@ -77,8 +77,8 @@ class Story:
     def take(self, event: pb.GenerateResponse, wanted: int) -> None:
         """One event of a connection on which `wanted` is next. Raises Broken."""
         number, kind = event.sequence_no, event.WhichOneof("event")
-        if kind == "completed" and wanted == 0 and self.events and self.completed is None:
-            # Asked again when nothing but its end is known any more; how far a lost router had come nobody knows (0).
+        if kind == "completed" and wanted == 0 and self.connections and self.completed is None:
+            # Asked again when nothing but its end is known any more; how far its router had come nobody knows (0, or beyond all).
             if 0 < number < len(self.events):
                 raise Broken(f"the end alone has number {number} after {len(self.events)} events")
             self.gap = number > len(self.events)
