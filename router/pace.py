@@ -34,13 +34,13 @@ class Pace:
     def took(self, tokens: int, now: float) -> None:
         """A request has left the queue for its members; fewer than 0 tokens for one that came back."""
         if self._stands_since is not None:
+            self._forget(now)
             self._taken.append((now, tokens))
             self._tokens += tokens
 
     def tokens_per_s(self, now: float) -> float | None:
         """None while that is not known."""
-        while self._taken and self._taken[0][0] <= now - WINDOW_S:
-            self._tokens -= self._taken.popleft()[1]
+        self._forget(now)
         if self._stands_since is None or now - self._stands_since < LEAST_S or len(self._taken) < LEAST_TAKEN:
             return None
         return max(0, self._tokens) / min(WINDOW_S, now - self._stands_since)
@@ -51,3 +51,7 @@ class Pace:
         if pace is None:
             return None
         return tokens_ahead / pace if pace > 0 else math.inf
+
+    def _forget(self, now: float) -> None:
+        while self._taken and self._taken[0][0] <= now - WINDOW_S:
+            self._tokens -= self._taken.popleft()[1]

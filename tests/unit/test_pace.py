@@ -54,3 +54,9 @@ def test_an_empty_queue_begins_anew() -> None:
     for _ in range(LEAST_TAKEN):
         pace.took(10, 44.0)
     assert pace.tokens_per_s(48.0) == 10 * LEAST_TAKEN / 8
+
+
+def test_a_queue_that_stands_for_hours_keeps_only_what_counts() -> None:
+    pace = moving(7200)  # nobody asks meanwhile: no request has a queue clock
+    assert len(pace._taken) <= WINDOW_S
+    assert pace.tokens_per_s(7200.0) == 100.0
