@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from router.access_settings import AccessSettings
+from router.budget import Limits
 from router.jwt_tokens import JwtRules, JwtTokens, refused
 from router.key_sets import KeyFile, Keys, KeySetFile, KeySetUrl
 from router.tenant_limits import TenantLimits, TenantRates
@@ -34,6 +35,10 @@ class Access:
     def rates(self, tenant: str) -> TenantRates:
         """What a tenant may ask for now."""
         return self._rates if self._file is None else self._file.current().rates(tenant, self._rates)
+
+    def budgets(self, tenant: str, default: Limits) -> Limits:
+        """What a tenant's requests may hold now; `default` for one of which the file says nothing."""
+        return default if self._file is None else self._file.current().budgets(tenant, default)
 
     async def client(self, token: str) -> Caller:
         """Whose `token` is. Raises StatusError: UNAUTHENTICATED, with nothing of the token; UNAVAILABLE."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from lifecycle.record import AttemptKey
 from router import turnstile
-from router.budget import BudgetBook
+from router.budget import BudgetBook, LimitsOf
 from router.member_link import Member, Role
 from router.members import Members
 from router.nearness import PromptPrefix
@@ -38,10 +38,10 @@ class Place(turnstile.Place[Member]):
 class Admission:
     """The waiting requests and the tickets of one router."""
 
-    def __init__(self, members: Members, settings: AdmissionSettings, rng: Dice) -> None:
+    def __init__(self, members: Members, settings: AdmissionSettings, rng: Dice, budgets: LimitsOf | None = None) -> None:
         self._members = members
         self._settings = settings
-        self._turnstile: Turnstile[Member] = Turnstile(members, settings, rng, hints=members.hints)
+        self._turnstile: Turnstile[Member] = Turnstile(members, settings, rng, hints=members.hints, budgets=budgets)
 
     @property
     def queue(self) -> WaitingQueue:

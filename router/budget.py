@@ -1,7 +1,7 @@
 """How much of the pools a request may hold: budgets as values, estimates, and the tickets of this router. Pure."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -86,6 +86,10 @@ class Limits:
     tenant_pages: int | None = None
     total_tokens: int | None = None
     total_pages: int | None = None
+
+
+#: The limits for a tenant, as they are now.
+LimitsOf = Callable[[str], Limits]
 
 
 @dataclass(frozen=True, slots=True)

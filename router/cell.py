@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from lifecycle.deadlines import Deadlines
 from router.admission import Admission
+from router.budget import Limits, LimitsOf
 from router.keeping import AcceptedCancels, UnansweredCreates, UnwrittenEnds
 from router.recent_ends import RecentEnds
 from router.request import ValidatedRequest
@@ -68,6 +69,7 @@ class Cell:
     outage: Outage = Outage.REFUSE
     ends: RecentEnds = field(default_factory=RecentEnds)
     tenants: TenantLimits = field(default_factory=TenantLimits)
+    budgets: LimitsOf = field(default=lambda tenant: Limits())
 
 
 @dataclass(frozen=True, slots=True)

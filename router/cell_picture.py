@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from lifecycle.record import RequestRecord
 from lifecycle.states import State
-from router.budget import Budget, Limits, Resource, Scope
+from router.budget import Budget, LimitsOf, Resource, Scope
 from router.cell_view import (
     BudgetView,
     CellView,
@@ -76,7 +76,7 @@ class Known:
     rates: Mapping[str, Rate]
     queue: QueueStatistics
     max_queue: int
-    limits: Limits
+    limits: LimitsOf
     held: Mapping[str, int]
     totals: StoreTotals | None
     requests: Sequence[KnownRequest]
@@ -106,7 +106,7 @@ def picture(known: Known) -> CellView:
     )
 
 
-def budgets_of(members: Iterable[KnownMember], tenants: Iterable[str], limits: Limits) -> list[tuple[Budget, int]]:
+def budgets_of(members: Iterable[KnownMember], tenants: Iterable[str], limits: LimitsOf) -> list[tuple[Budget, int]]:
     """The budgets that are shown, each with its limit: of members, of the cell, of tenants."""
     shown: list[tuple[Budget, int]] = []
     for one in members:
@@ -116,15 +116,16 @@ def budgets_of(members: Iterable[KnownMember], tenants: Iterable[str], limits: L
             shown.append((Budget(Resource.PAGES, Scope.MEMBER, one.info.name), one.info.total_pages))
         else:
             shown.append((Budget(Resource.TOKENS, Scope.MEMBER, one.info.name), one.info.max_queued_tokens))
-    named = sorted(set(tenants))[:MAX_TENANTS]
-    for resource, total, each in (
-        (Resource.TOKENS, limits.total_tokens, limits.tenant_tokens),
-        (Resource.PAGES, limits.total_pages, limits.tenant_pages),
-    ):
-        if total is not None:
-            shown.append((Budget(resource, Scope.TOTAL), total))
-        if each is not None:
-            shown += [(Budget(resource, Scope.TENANT, tenant), each) for tenant in named]
+    common = limits("")
+    totals = [
+        (Budget(Resource.TOKENS, Scope.TOTAL), common.total_tokens),
+        (Budget(Resource.PAGES, Scope.TOTAL), common.total_pages),
+    ]
+    for tenant in sorted(set(tenants))[:MAX_TENANTS]:
+        own = limits(tenant)
+        totals.append((Budget(Resource.TOKENS, Scope.TENANT, tenant), own.tenant_tokens))
+        totals.append((Budget(Resource.PAGES, Scope.TENANT, tenant), own.tenant_pages))
+    shown += [(budget, limit) for budget, limit in totals if limit is not None]
     return sorted(dict(shown).items(), key=lambda one: (one[0].scope.value, one[0].resource.value, one[0].name))
 
 

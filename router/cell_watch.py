@@ -51,7 +51,7 @@ class CellWatch:
 
     def __init__(self, watched: Watched) -> None:
         self._watched = watched
-        self._limits = watched.settings.admission_settings()
+        self._max_queue = watched.settings.queue_requests
         self._rates = Rates()
         self._view: CellView | None = None
         self._viewed_at = 0.0
@@ -124,7 +124,7 @@ class CellWatch:
     async def _totals_now(self, members: list[KnownMember]) -> StoreTotals:
         routes = self._watched.routes
         tenants = (route.record.tenant for route in islice(routes.live(), MAX_LISTED))
-        labels = [budget.label for budget, _ in budgets_of(members, tenants, self._limits.budgets)]
+        labels = [budget.label for budget, _ in budgets_of(members, tenants, routes.cell.budgets)]
         return await routes.cell.store.totals(labels)
 
     def _known(self, members: list[KnownMember]) -> Known:
@@ -145,8 +145,8 @@ class CellWatch:
             members=members,
             rates=self._rates.look(now, counts),
             queue=cell.admission.queue.statistics(),
-            max_queue=self._limits.queue.max_requests,
-            limits=self._limits.budgets,
+            max_queue=self._max_queue,
+            limits=cell.budgets,
             held=cell.admission.book.statistics().held,
             totals=self._totals,
             requests=[_known_request(route) for route in islice(routes.live(), MAX_LISTED)],

@@ -125,8 +125,13 @@ class RouterSettings(AccessSettings, kw_only=True, frozen=True, forbid_unknown_f
     queue_requests: Annotated[int, setting("Requests that may wait.", ge=1, le=_MOST)] = 1024
     queue_tokens: Annotated[int, setting("Prompt tokens that may wait.", "tokens", ge=1, le=_MOST)] = 4_194_304
     queue_tenant_requests: Annotated[int, setting("Requests of one tenant that may wait.", ge=1, le=_MOST)] = 1024
-    tenant_tokens: Annotated[int, setting("Prompt tokens of one tenant in work.", "tokens", ge=1, le=_MOST)] | None = None
-    tenant_pages: Annotated[int, setting("Decode pages of one tenant.", "pages", ge=1, le=_MOST)] | None = None
+    tenant_tokens: (
+        Annotated[int, setting("Prompt tokens of one tenant in work; the token file has others.", "tokens", ge=1, le=_MOST)]
+        | None
+    ) = None
+    tenant_pages: (
+        Annotated[int, setting("Decode pages of one tenant; the token file has others.", "pages", ge=1, le=_MOST)] | None
+    ) = None
     total_tokens: Annotated[int, setting("Prompt tokens of all in work.", "tokens", ge=1, le=_MOST)] | None = None
     total_pages: Annotated[int, setting("Decode pages of all.", "pages", ge=1, le=_MOST)] | None = None
     exclude_s: Annotated[float, setting("How long a request avoids a member that refused it.", "seconds", gt=0, le=60)] = 0.25

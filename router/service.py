@@ -37,7 +37,6 @@ from router.router_peers import RouterPeers
 from router.routes import Routes
 from router.servicer import SERVICE_NAME, Door, InferenceServicer, generic_handler
 from router.store import StoreUnavailable
-from router.tenant_limits import TenantLimits
 from router.upkeep import Upkeep
 from router.without_store import Outage
 from rpc import clocks
@@ -114,7 +113,7 @@ class Router:
         """Loads the tokenizer, finds members, takes the lease. Members and store may come later: they make nobody wait."""
         self._open_http()
         loaded = await asyncio.to_thread(self._load)
-        self._parts = parts = _Parts(self._frame, self._settings, loaded, self._metrics, self._outside, self._access.limits())
+        self._parts = parts = _Parts(self._frame, self._settings, loaded, self._metrics, self._outside, self._access)
         loop = asyncio.get_running_loop()
         self._metrics.gauges_from(lambda: self._gauges(parts, loop))
         await parts.upkeep.start()
@@ -192,7 +191,7 @@ class _Parts:
         loaded: LoadedModel,
         metrics: RouterMetrics,
         outside: Outside,
-        tenants: TenantLimits,
+        access: Access,
     ) -> None:
         # The end of an incarnation is its random part: what stands before is the same at each start on one machine.
         name = f"{frame.name}@{frame.incarnation[-12:]}"
@@ -201,7 +200,9 @@ class _Parts:
         self.store = outside.open_store(settings.redis_settings(), name, _observer(metrics))
         self.encoder = PromptEncoder(loaded.tokenizer, threads=settings.tokenise_threads, waiting=settings.tokenise_waiting)
         self.members = Members(settings.members_settings(name), loaded.model, self._look, frame.crashed, dial)
-        self.admission = Admission(self.members, settings.admission_settings(), random.Random(random.getrandbits(64)))
+        admission = settings.admission_settings()
+        budgets = partial(access.budgets, default=admission.budgets)
+        self.admission = Admission(self.members, admission, random.Random(random.getrandbits(64)), budgets)
         self.unwritten = UnwrittenEnds(self.store)
         unanswered = UnansweredCreates(self.store)
         cell = Cell(
@@ -215,7 +216,8 @@ class _Parts:
             metrics=metrics,
             tracing=frame.tracing,
             outage=Outage(settings.redis_outage),
-            tenants=tenants,
+            tenants=access.limits(),
+            budgets=budgets,
         )
         self.routes = Routes(cell, KeptStreams(settings.keep_limits()))
         self.adopter = Adopter(self.routes, self.members, loaded.model, settings.adoption_limits())

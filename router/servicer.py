@@ -74,7 +74,6 @@ class InferenceServicer:
     def __init__(self, door: Door) -> None:
         self._door = door
         self._limits = door.settings.request_limits()
-        self._budgets = door.settings.admission_settings().budgets
 
     @property
     def model(self) -> ServedModel:
@@ -191,8 +190,8 @@ class InferenceServicer:
         return validation.examine(message, tenant, door.model, self._limits, lambda: secrets.randbits(64), door.members.adapter)
 
     async def _validated(self, examined: Examined) -> ValidatedRequest:
-        token_ids = await self._door.encoder.encode(examined.prompt)
-        request = validation.complete(examined, token_ids, self._door.members.capacity(), self._limits, self._budgets)
+        token_ids, budgets = await self._door.encoder.encode(examined.prompt), self._door.routes.cell.budgets(examined.tenant)
+        request = validation.complete(examined, token_ids, self._door.members.capacity(), self._limits, budgets)
         if request.grammar is not None and self._door.routes.get(request.request_id) is None:
             await self._door.grammars.check(request.grammar)
         return request

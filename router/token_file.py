@@ -11,6 +11,8 @@ expires = 2030-01-01T00:00:00Z  # left out: never
 requests_per_s = 5
 tokens_per_s = 20000
 concurrent_requests = 16
+tokens = 50000                  # prompt tokens in work, and decode pages, in the whole cell
+pages = 4000
 """
 
 import datetime
@@ -18,12 +20,13 @@ import hashlib
 import hmac
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
+from router.budget import Limits
 from router.limits import TENANT_BYTES
 from router.tenant_limits import TenantRates
 from rpc.gate import OPERATOR
@@ -32,9 +35,13 @@ from rpc.watched_files import BadFile
 #: Most tokens in a file.
 TOKENS_MAX = 100_000
 ROLES = frozenset({OPERATOR})
+_RATES = tuple(one.name for one in fields(TenantRates))
+#: Of a tenant's entry, and of the limits of a router.
+_BUDGETS = {"tokens": "tenant_tokens", "pages": "tenant_pages"}
 
 _Name = Annotated[str, Meta(min_length=1, max_length=TENANT_BYTES)]
 _Rate = Annotated[float, Meta(gt=0, le=1e9)]
+_Budget = Annotated[int, Meta(ge=1, le=1_000_000_000)]
 
 
 class _Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -51,6 +58,8 @@ class _Tenant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tokens_per_s: _Rate | None = None
     token_burst: Annotated[float, Meta(ge=1, le=1e12)] | None = None
     concurrent_requests: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
+    tokens: _Budget | None = None
+    pages: _Budget | None = None
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -87,8 +96,13 @@ class TokenFile:
 
     def rates(self, tenant: str, default: TenantRates) -> TenantRates:
         """The limits of a tenant, the default ones where the file says nothing."""
-        own = self.tenants.get(tenant)
-        return default if own is None else replace(default, **own)
+        own = self.tenants.get(tenant, {})
+        return replace(default, **{name: own[name] for name in _RATES if name in own})
+
+    def budgets(self, tenant: str, default: Limits) -> Limits:
+        """The same of what it may hold."""
+        own = self.tenants.get(tenant, {})
+        return replace(default, **{setting: own[name] for name, setting in _BUDGETS.items() if name in own})
 
 
 def parse_tokens(text: bytes, setting: str = "token_file") -> TokenFile:

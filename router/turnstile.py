@@ -12,7 +12,7 @@ from typing import Generic
 
 from lifecycle.adapters import Adapter
 from lifecycle.record import AttemptKey
-from router.budget import BudgetBook, Claim, Demand, Limits, Scope, Seats, Ticket, claims, estimate
+from router.budget import BudgetBook, Claim, Demand, Limits, LimitsOf, Scope, Seats, Ticket, claims, estimate
 from router.member_facts import M, Role
 from router.nearness import FAR, Hints, Near, PromptPrefix, nearness
 from router.pace import Pace
@@ -27,8 +27,8 @@ Chooser = Callable[[Need, Sequence[DecodeView], Sequence[PrefillView], Dice], Ch
 
 @dataclass(frozen=True, slots=True)
 class AdmissionSettings:
-    """Bounds of waiting and of what may be held. `exclude_s`: how long a request avoids a member that refused it. `local`: when a
-    decode member computes the rest of a prompt that it has most of."""
+    """Bounds of waiting and of what may be held. `budgets`: for tenants that have none of their own. `exclude_s`: how long one
+    avoids a member that refused it. `local`: when a decode member computes the rest of a prompt that it has most of."""
 
     queue: QueueLimits
     budgets: Limits
@@ -105,8 +105,10 @@ class Turnstile(Generic[M]):
         rng: Dice,
         chooser: Chooser = choose,
         hints: Hints[M] | None = None,
+        budgets: LimitsOf | None = None,
     ) -> None:
         self._settings = settings
+        self._budgets = budgets or (lambda tenant: settings.budgets)
         self._hints = hints
         self._rng = rng
         self._choose = chooser
@@ -278,7 +280,7 @@ class Turnstile(Generic[M]):
         if placement is None:
             views.look_for_room()
             return Fit.NO
-        wanted = claims(demand, self._seats(waiting.tenant, placement), self._settings.budgets)
+        wanted = claims(demand, self._seats(waiting.tenant, placement), self._budgets(waiting.tenant))
         short = self.book.shortage(wanted)
         if short is not None:
             return Fit.TENANT_SHORT if short.budget.scope is Scope.TENANT else Fit.NO

@@ -11,6 +11,7 @@ from router.router_peers import FORWARDED_KEY, TENANT_KEY
 from rpc.status import details_from
 from tandem.pools.v1 import member_pb2
 from tandem.v1 import inference_pb2 as pb
+from tests.fake_member import PAGE_TOKENS
 from tests.redis_server import cell, redis_url
 from tests.router_world import Client, World, request, router_world
 
@@ -171,6 +172,30 @@ async def test_limits_of_a_tenant_say_which_and_how_long(redis_url, cell, secure
         page = world.routers[0].frame.metrics.text()
         for cause in ("tenant_request_rate", "tenant_concurrency", "tenant_token_rate"):
             assert f'tandem_router_refusals_total{{cause="{cause}"}} 1.0' in page
+
+
+async def test_a_tenants_own_budgets_count_instead_of_everybodys(redis_url, cell, secured, tmp_path):
+    path = tmp_path / "tokens.toml"
+    path.write_text(path.read_text() + "[tenants.a]\npages = 2\n")
+    async with router_world(redis_url, cell, tenant_pages=1, **secured) as world:
+        ann, bob = as_client(world, ANN), as_client(world, BOB)
+        error = (await bob.generate(request("b0", max_output_tokens=PAGE_TOKENS))).error
+        assert error.code is grpc.StatusCode.INVALID_ARGUMENT and "a tenant has 1" in error.message
+        assert (await ann.generate(request("a0", max_output_tokens=PAGE_TOKENS))).code is grpc.StatusCode.OK
+
+        world.decode.script.output.hold()
+        running = [client.begin(request(name)) for client, name in ((bob, "b1"), (ann, "a1"), (ann, "a2"))]
+        for client, name in ((bob, "b1"), (ann, "a1"), (ann, "a2")):
+            await client.until_state(name, "decoding", 30)
+        waiting = [client.begin(request(name)) for client, name in ((bob, "b2"), (ann, "a3"))]
+        for client, name in ((bob, "b2"), (ann, "a3")):
+            await client.until_state(name, "queued", 30)
+        held = {f"pages:tenant:{tenant}": pages for tenant, pages in (("a", 2), ("b", 1))}
+        books = (await world.client.books())[0]
+        assert {name: books.get(f"store:{name}") for name in held} == held
+        world.decode.script.output.release()
+        assert {(await one).code for one in (*running, *waiting)} == {grpc.StatusCode.OK}
+        await world.at_rest()
 
 
 async def test_tokens_are_read_again(redis_url, cell, secured, tmp_path):

@@ -32,6 +32,8 @@ expires = 2030-01-01T00:00:00Z
 requests_per_s = 5
 tokens_per_s = 1e3
 concurrent_requests = 4
+tokens = 4000
+pages = 400
 """.encode()
 
 

@@ -60,7 +60,7 @@ def known(**changes: object) -> Known:
         "rates": {},
         "queue": WaitingQueue(QueueLimits()).statistics(),
         "max_queue": 1024,
-        "limits": Limits(),
+        "limits": lambda tenant: Limits(),
         "held": {},
         "totals": StoreTotals({}, {}),
         "requests": (),
@@ -113,18 +113,18 @@ def test_the_queue_is_shown_by_priority_with_the_age_of_the_oldest() -> None:
 def test_budgets_are_the_stores_and_without_it_this_routers_own() -> None:
     members = [member("decode-0", Role.DECODE), member("prefill-0", Role.PREFILL), member("gone", Role.DECODE, lost="x")]
     totals = StoreTotals({"pages:member:decode-0": 7, "pages:total:": 9, "pages:tenant:t": 2}, {})
-    limits = Limits(total_pages=50, tenant_pages=20)
+    limits = {"": Limits(total_pages=50, tenant_pages=20), "t": Limits(total_pages=50, tenant_pages=30)}
     requests = [known_request(record(tenant="t"))]
 
     def shown(**changes: object) -> dict[str, tuple[int, int]]:
-        view = picture(known(members=members, limits=limits, requests=requests, **changes))
+        view = picture(known(members=members, limits=limits.__getitem__, requests=requests, **changes))
         return {one.budget.label: (one.used, one.limit) for one in view.budgets}
 
     assert shown(totals=totals) == {
         "pages:member:decode-0": (7, 1000),
         "tokens:member:prefill-0": (0, 4000),
         "pages:total:": (9, 50),
-        "pages:tenant:t": (2, 20),
+        "pages:tenant:t": (2, 30),
     }
     alone = picture(known(totals=None))
     assert not alone.store_available and [(one.name, one.tells) for one in alone.routers] == [("router@1", True)]
@@ -197,7 +197,9 @@ def test_a_tenants_view_tells_nothing_of_others() -> None:
     requests = [known_request(record("mine", tenant="a")), known_request(record("other", tenant="b"))]
     limits = Limits(tenant_pages=20)
     leases, members = {"router@1": Lease(4.0, "a:1")}, [member("decode-0", Role.DECODE)]
-    seen = known(requests=requests, running_requests=2, limits=limits, totals=StoreTotals({}, leases), members=members)
+    seen = known(
+        requests=requests, running_requests=2, limits=lambda tenant: limits, totals=StoreTotals({}, leases), members=members
+    )
     view = picture(seen).of_tenant("a")
     assert [one.request_id for one in view.requests] == ["mine"] and view.running_requests == 1
     assert [one.budget.name for one in view.budgets] == ["decode-0", "a"]

@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from router.access import Access
 from router.access_settings import AccessSettings
+from router.budget import Limits
 from router.config import RouterSettings
 from router.key_sets import FETCH_EVERY_S, KeySet, KeySetUrl, check_url
 from router.tenant_limits import TenantRates
@@ -46,6 +47,14 @@ def test_tenants_have_limits_of_their_own_and_the_default_ones_otherwise():
     assert said.rates("other", default) == default
 
 
+def test_tenants_have_budgets_of_their_own_and_the_cell_has_one():
+    said = parse_tokens(b"[tenants.acme]\nrequests_per_s = 5\npages = 7\n[tenants.other]\ntokens = 1_000\n")
+    default = Limits(tenant_tokens=10, tenant_pages=2, total_pages=100)
+    assert said.budgets("acme", default) == Limits(tenant_tokens=10, tenant_pages=7, total_pages=100)
+    assert said.budgets("other", default) == Limits(tenant_tokens=1000, tenant_pages=2, total_pages=100)
+    assert said.budgets("nobody", default) == default and said.rates("other", TenantRates()) == TenantRates()
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
@@ -59,6 +68,7 @@ def test_tenants_have_limits_of_their_own_and_the_default_ones_otherwise():
         (b"[[tokens", r"it is not valid TOML \(at"),
         (b"\xff", "it must be UTF-8"),
         (b"[tenants.acme]\nrequests_per_s = 0\n", "requests_per_s"),
+        (b"[tenants.acme]\npages = 0\n", r"int` >= 1.*pages"),
     ],
 )
 def test_a_file_that_is_wrong_names_the_entry_and_no_secret(content, words):
