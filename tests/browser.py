@@ -133,8 +133,9 @@ class Page:
 
 
 @asynccontextmanager
-async def browser_page() -> AsyncIterator[Page]:
-    """A page of a fresh browser, which is gone after the block with all that it kept."""
+async def browser_page(*, any_certificate: bool = False) -> AsyncIterator[Page]:
+    """A page of a fresh browser, which is gone after the block with all that it kept. `any_certificate`: it knows no authority of
+    a test, so a page over https needs that."""
     program = browser_program()
     with tempfile.TemporaryDirectory(prefix="tandem-browser-", ignore_cleanup_errors=True) as folder:
         quiet = asyncio.subprocess.DEVNULL
@@ -147,6 +148,7 @@ async def browser_page() -> AsyncIterator[Page]:
                 reading = asyncio.create_task(_read(socket, page))
                 for domain in ("Page", "Runtime", "Network", "Log"):
                     await page.call(f"{domain}.enable")
+                await page.call("Security.setIgnoreCertificateErrors", ignore=any_certificate)
                 yield page
                 reading.cancel()
                 await asyncio.gather(reading, return_exceptions=True)

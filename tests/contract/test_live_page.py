@@ -12,11 +12,12 @@ from rpc.serving import Process
 from tandem.pools.v1 import member_pb2
 from tandem.v1 import inference_pb2 as pb
 from tests.browser import Page, browser_page
+from tests.contract.test_http_tls import Certified, certified
 from tests.contract.test_router_access import ANN, BOB, OPERATOR, as_client, secured
 from tests.redis_server import cell, redis_url
 from tests.router_world import MODEL, ByteTokenizer, World, request, router_world, until
 
-__all__ = ["cell", "redis_url", "secured"]
+__all__ = ["cell", "certified", "redis_url", "secured"]
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -28,7 +29,7 @@ FILES = ("", "style.css", "app.js", "icon.svg", "dom.js", "playground.js")
 def base_of(world: World) -> str:
     frame = world.routers[0].frame
     assert frame is not None
-    return f"http://{frame.addresses['http_address']}"
+    return frame.addresses["http_url"]
 
 
 async def watchers(world: World) -> int:
@@ -236,6 +237,17 @@ async def test_a_tenant_sees_its_own_requests_with_its_token(redis_url: str, cel
         await asyncio.gather(*running)
         for client in (mine, others):
             await client.channel.close()
+
+
+async def test_the_page_runs_over_https(redis_url: str, cell: str, certified: Certified) -> None:
+    async with router_world(redis_url, cell, **{**UI, **certified.settings}) as world, browser_page(any_certificate=True) as page:
+        assert base_of(world).startswith("https://")
+        await page.open(f"{base_of(world)}/ui/")
+        await page.shows("#link", "live")
+        await page.click("#run")
+        await page.shows("#output", "t0 t1 t2")
+        await page.shows("#ended", "max output tokens")
+        _nothing_amiss(page, base_of(world))
 
 
 async def test_a_refused_run_is_told(redis_url: str, cell: str) -> None:

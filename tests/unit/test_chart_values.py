@@ -99,6 +99,8 @@ AT_ODDS: list[tuple[Object, str]] = [
     ),
     ({"decode": {"settings": {"tls_cert_file": "/x"}}}, "use tls.secretName"),
     ({"router": {"settings": {"http_listen": "0.0.0.0:1"}}}, "use router.http.enabled"),
+    ({"router": {"settings": {"ui": True}}}, "use router.http.ui"),
+    ({"router": {"http": {"ui": True}}}, "router.http.ui is true and router.http.enabled is false"),
     ({"modelCache": {"readOnly": True}}, "modelCache.existingClaim is empty"),
     ({"modelCache": {"readOnly": True, "existingClaim": "models"}}, "model.pull is true and modelCache.readOnly"),
     ({"model": {"pull": False}}, "model.name smollm2-135m-instruct would be nowhere"),

@@ -168,6 +168,8 @@ def test_proxies_are_told_what_a_port_speaks() -> None:
 def test_the_http_door_is_open_where_it_is_wanted() -> None:
     assert settings_of("minimal", "router").http_listen is None
     assert settings_of("auth", "router").http_listen == "0.0.0.0:8000"
+    assert settings_of("auth", "router").ui and "\nLive page of a router: kubectl -n " in render(VALUE_SETS["auth"])["NOTES.txt"]
+    assert not settings_of("tls", "router").ui and "Live page" not in render(VALUE_SETS["tls"])["NOTES.txt"]
     assert {"name": "http", "containerPort": 8000} in container("auth", "router")["ports"]
     rule = of_kind(rendered("auth"), "NetworkPolicy")["router"]["spec"]["ingress"][0]
     assert {"port": 8000, "protocol": "TCP"} in rule["ports"]

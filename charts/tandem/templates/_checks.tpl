@@ -46,6 +46,9 @@
 {{- if and $tls.clientCertificates (not $tls.enabled) -}}
 {{- fail "tls.clientCertificates is true and tls.enabled is false: certificates are part of TLS" -}}
 {{- end -}}
+{{- if and .Values.router.http.ui (not .Values.router.http.enabled) -}}
+{{- fail "router.http.ui is true and router.http.enabled is false: the live page is a part of the HTTP door" -}}
+{{- end -}}
 {{- if and $jwt.secretName $jwt.jwksUrl -}}
 {{- fail "auth.jwt.secretName and auth.jwt.jwksUrl are both set: keep one" -}}
 {{- end -}}

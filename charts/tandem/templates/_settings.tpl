@@ -65,6 +65,7 @@ transfer_ports: transfer.portRange
 redis_sentinel_username: redis.sentinel.username
 redis_sentinel_password: redis.sentinel.secretName
 http_listen: router.http.enabled
+ui: router.http.ui
 health_listen: tls.healthPort
 tls_cert_file: tls.secretName
 tls_key_file: tls.secretName
