@@ -11,7 +11,7 @@ import os
 import sys
 import tomllib
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -21,6 +21,7 @@ import msgspec
 S = TypeVar("S", bound=msgspec.Struct)
 
 ENVIRONMENT_PREFIX = "TANDEM_"
+CHECK_FLAG = "--check-settings"
 #: A variable that resembles a setting that much, and is none, is warned about.
 _LIKENESS = 0.9
 
@@ -154,7 +155,12 @@ def load_settings(
     fields = _fields(kind)
     env = os.environ if environment is None else environment
     parser = _parser(fields, prog, description)
-    flags = vars(parser.parse_args(argv))
+    known, unknown = parser.parse_known_args(argv)
+    if unknown:
+        near = _did_you_mean(unknown[0].partition("=")[0], [one.flag for one in fields.values()])
+        parser.error(f"{unknown[0]} is not a setting{near}")
+    flags = vars(known)
+    flags.pop("check_settings")  # load_or_exit's
     for one in fields.values():
         if one.is_secret(flags.get(one.name)):
             raise SettingsError(
@@ -176,9 +182,17 @@ def load_settings(
 
 
 def load_or_exit(kind: type[S], argv: Sequence[str] | None = None, *, prog: str | None = None, description: str = "") -> S:
-    """As `load_settings`, for a process's start: a bad setting is told on stderr and ends the process with 2."""
+    """As `load_settings`, for a process's start: a bad setting is told on stderr and ends the process with 2.
+
+    With --check-settings it ends in any case, with 0 when all are right.
+    """
+    given = list(sys.argv[1:] if argv is None else argv)
+    only_check = CHECK_FLAG in given
     try:
-        return load_settings(kind, argv, prog=prog, description=description)
+        loaded = load_settings(kind, [one for one in given if one != CHECK_FLAG], prog=prog, description=description)
+        if only_check:
+            sys.exit(0)
+        return loaded
     except SettingsError as bad:
         print(f"{prog or Path(sys.argv[0]).name}: {bad}", file=sys.stderr)
         sys.exit(2)
@@ -188,11 +202,12 @@ class _Parser(argparse.ArgumentParser):
     """Raises instead of exiting."""
 
     def error(self, message: str) -> NoReturn:
-        raise SettingsError(f"{message}; --help lists the settings")
+        raise SettingsError(f"{message} (--help lists the settings)")
 
 
 def _parser(fields: Mapping[str, _Field], prog: str | None, description: str) -> argparse.ArgumentParser:
     parser = _Parser(prog=prog, description=description, allow_abbrev=False)
+    parser.add_argument(CHECK_FLAG, action="store_true", help="only say whether the settings are right, and exit with 0 or 2")
     parser.add_argument("--config", metavar="FILE", help="TOML file with settings by name; flags and variables are stronger")
     for one in fields.values():
         if one.kind is bool:
@@ -275,8 +290,8 @@ def _convert(kind: type[S], values: dict[str, Any], sources: Mapping[str, str], 
         raise SettingsError(str(error)) from error
 
 
-def _did_you_mean(name: str, fields: Mapping[str, _Field]) -> str:
-    near = difflib.get_close_matches(name, fields, 1)
+def _did_you_mean(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, list(known), 1)
     return f"; did you mean {near[0]}?" if near else ""
 
 

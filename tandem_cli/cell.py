@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from tandem_cli.cell_file import CellFile, process_of, write_cell_file
-from tandem_cli.supervisor import CellFailed, Child, StopOrder, Supervisor
+from tandem_cli.supervisor import CellFailed, Child, StopOrder, Supervisor, wrong_settings
 
 STORE_READY_S = 20.0
 MEMBER_READY_S = 600.0
@@ -25,6 +25,10 @@ ROUTER_STOP = StopOrder(0, ROUTER_DRAIN_S + CLOSE_MARGIN_S)
 MEMBER_STOP = StopOrder(1, MEMBER_DRAIN_S + CLOSE_MARGIN_S)
 STORE_STOP = StopOrder(2, CLOSE_MARGIN_S)
 ROLES = ("router", "prefill", "decode")
+#: Carries the address of the store, which may hold a password.
+REDIS_VARIABLE = "TANDEM_REDIS_URL"
+#: Stands for an address that is not known yet.
+NOWHERE = "127.0.0.1:1"
 
 _SETTING = re.compile(r"(router|prefill|decode)\.([a-z][a-z0-9_]*)=(.*)", re.DOTALL)
 
@@ -192,12 +196,17 @@ def _start(supervisor: Supervisor, options: CellOptions, view: StartView) -> Cel
         )
         for role, count in (("prefill", options.prefill_members), ("decode", options.decode_members))
     }
+    if options.flags_for("router"):  # members say at once what is wrong with theirs; routers start only when models are loaded
+        _check_router(options)
     if store is not None:
         _wait(supervisor, [store], STORE_READY_S, "starting the store", view)
     redis_url = str(store.ready["url"]) if store is not None else options.redis_url
     _wait(supervisor, [*members["prefill"], *members["decode"]], MEMBER_READY_S, "loading the model", view)
+    prefill, decode = (",".join(child.address for child in members[role]) for role in ("prefill", "decode"))
     routers = tuple(
-        supervisor.spawn(f"router-{number}", _router_argv(number, options, members), ROUTER_STOP, {"TANDEM_REDIS_URL": redis_url})
+        supervisor.spawn(
+            f"router-{number}", _router_argv(number, options, prefill, decode), ROUTER_STOP, {REDIS_VARIABLE: redis_url}
+        )
         for number in range(options.routers)
     )
     _wait(supervisor, routers, ROUTER_READY_S, "meeting the members", view)
@@ -205,6 +214,13 @@ def _start(supervisor: Supervisor, options: CellOptions, view: StartView) -> Cel
     known = tuple(process_of(child.name, child.process.pid, child.ready) for child in started)
     write_cell_file(supervisor.folder, CellFile(redis_url, known))
     return Cell(routers, members["prefill"], members["decode"], store, supervisor)
+
+
+def _check_router(options: CellOptions) -> None:
+    """Raises BadOption for extra flags that a router will refuse."""
+    said = wrong_settings(_router_argv(0, options, "", NOWHERE), {REDIS_VARIABLE: f"redis://{NOWHERE}"})
+    if said:
+        raise BadOption(said)
 
 
 def _wait(supervisor: Supervisor, children: Sequence[Child], timeout_s: float, words: str, view: StartView) -> None:
@@ -236,14 +252,14 @@ def _member_argv(role: str, number: int, options: CellOptions, cores: str) -> li
     return [f"{role}_svc", *_as_argv(flags), *options.flags_for(role)]
 
 
-def _router_argv(number: int, options: CellOptions, members: dict[str, tuple[Child, ...]]) -> list[str]:
+def _router_argv(number: int, options: CellOptions, prefill: str, decode: str) -> list[str]:
     flags = {
         "listen": options.listen if number == 0 else "127.0.0.1:0",
         "http-listen": (options.http if number == 0 else "127.0.0.1:0") if options.http else "",
         "name": f"router-{number}",
         "model": options.model,
-        "prefill": ",".join(child.address for child in members["prefill"]) or "none",
-        "decode": ",".join(child.address for child in members["decode"]),
+        "prefill": prefill or "none",
+        "decode": decode,
         "metrics-port": options.metrics_port if number == 0 else 0,
         "drain-timeout-s": ROUTER_DRAIN_S,
         "drain-settle-s": 0,

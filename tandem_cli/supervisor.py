@@ -21,6 +21,8 @@ READY_LINE_BYTES_MAX = 65_536
 POLL_S = 0.1
 #: How long a process that closed its ready pipe may take to end.
 REAP_S = 5.0
+#: How long a process may take to say whether its settings are right.
+CHECK_S = 60.0
 
 
 class CellFailed(Exception):
@@ -57,6 +59,27 @@ class Child:
         if code is not None and code < 0:
             return f"was killed by {signal.Signals(-code).name}"
         return f"ended with code {code}"
+
+
+def wrong_settings(argv: Sequence[str], variables: Mapping[str, str]) -> str:
+    """What the module argv[0] says is wrong with the rest as its arguments, without starting; empty when nothing is.
+
+    `variables`: as for `Supervisor.spawn`. Raises CellFailed when it does not say within CHECK_S.
+    """
+    command = [sys.executable, "-m", *argv, "--check-settings"]
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=CHECK_S,
+            check=False,
+            env={**os.environ, **variables},
+        )
+    except subprocess.TimeoutExpired:
+        raise CellFailed(f"{argv[0]} did not check its settings within {CHECK_S:.0f} s") from None
+    return done.stderr.strip() if done.returncode else ""
 
 
 class Supervisor:

@@ -120,6 +120,7 @@ async def test_exit_statuses(exact_cell: Cell) -> None:
         ("up", "--listen", "nowhere"): (Exit.BAD_INPUT, "host:port"),
         ("up", "--listen", exact_cell.address): (Exit.FAILED, f"cannot listen on {exact_cell.address}"),
         ("up", "--set", "nobody.x=1"): (Exit.BAD_INPUT, "ROLE.SETTING=VALUE"),
+        ("up", "--listen", "127.0.0.1:0", "--set", "router.queue_requests=0"): (Exit.BAD_INPUT, "flag --queue-requests is '0'"),
     }
     answers = await asyncio.gather(*(run(*arguments) for arguments in cases))
     wrong = [

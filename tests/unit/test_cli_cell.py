@@ -3,8 +3,6 @@
 import contextlib
 import dataclasses
 import socket
-import subprocess
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -16,7 +14,7 @@ from rpc.settings import load_settings
 from tandem_cli import cell
 from tandem_cli.cell import BadOption, CellOptions, check_listen, parse_setting
 from tandem_cli.http_option import ANY_FREE, DEFAULT_HTTP, door_sentence, http_listen
-from tandem_cli.supervisor import CellFailed, Child, StopOrder
+from tandem_cli.supervisor import CellFailed, StopOrder
 
 OPTIONS = CellOptions("m", kv_tokens=1000, context_tokens=512, extra=(("decode", "--max-step-tokens=99"),))
 KINDS = {"prefill": PrefillSettings, "decode": DecodeSettings}
@@ -34,10 +32,7 @@ def test_flags_of_members_are_their_settings(role: str) -> None:
 
 
 def test_flags_of_routers_are_their_settings() -> None:
-    process = subprocess.Popen(["true"])
-    process.wait()
-    decode = Child("decode-0", process, Path(), -1, cell.MEMBER_STOP, {"address": "127.0.0.1:1"})
-    module, *argv = cell._router_argv(0, OPTIONS, {"prefill": (), "decode": (decode,)})
+    module, *argv = cell._router_argv(0, OPTIONS, "", "127.0.0.1:1")
     settings = load_settings(RouterSettings, argv, {"TANDEM_REDIS_URL": "unix:///s"})
     assert module == "router" and settings.prefill_targets == () and settings.reflection
     assert settings.decode == ("127.0.0.1:1",)
@@ -49,7 +44,7 @@ def test_flags_of_routers_are_their_settings() -> None:
 def test_each_router_has_an_http_door_or_none_has() -> None:
     options = dataclasses.replace(OPTIONS, http="[::1]:8000")
     for number, listen in ((0, "[::1]:8000"), (1, "127.0.0.1:0")):
-        argv = cell._router_argv(number, options, {"prefill": (), "decode": ()})
+        argv = cell._router_argv(number, options, "", "")
         assert f"--http-listen {listen}" in " ".join(argv)
 
 

@@ -121,6 +121,19 @@ def test_a_process_ends_with_2_and_a_sentence(capsys):
     assert capsys.readouterr().err == "tandem-x: flag --count is '0'; it must be a whole number, at least 1, at most 10\n"
 
 
+def test_settings_can_be_checked_without_a_start(capsys):
+    for arguments, code in (([*URL, "--check-settings"], 0), ([*URL, "--check-settings", "--count", "0"], 2)):
+        with pytest.raises(SystemExit) as left:
+            load_or_exit(Example, arguments, prog="tandem-x")
+        assert left.value.code == code
+    assert "it must be a whole number" in capsys.readouterr().err
+
+
+def test_a_flag_that_is_no_setting_is_told_with_the_one_that_it_resembles():
+    with pytest.raises(SettingsError, match=r"--cont=3 is not a setting; did you mean --count\? \(--help lists the settings\)"):
+        load_settings(Example, [*URL, "--cont=3"], {})
+
+
 def test_rules_between_settings():
     with pytest.raises(SettingsError, match=r"drain_settle_s is 40.0; it must be at most drain_timeout_s, 30.0"):
         load_settings(MemberSettings, ["--drain-settle-s", "40"], {})
