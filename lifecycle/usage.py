@@ -38,6 +38,7 @@ def together(usages: Sequence[Usage]) -> Usage:
 class Timings:
     """Where the time went, in seconds. Fields of a phase that did not happen are 0; of a cancel that did not, None."""
 
+    check_s: float = 0.0
     queue_s: float = 0.0
     prefill_queue_s: float = 0.0
     prefill_s: float = 0.0

@@ -61,6 +61,7 @@ def usage_message(usage: Usage) -> Any:
 def timings_message(timings: Timings) -> Any:
     """Times in seconds."""
     return pb.Timings(
+        check_s=timings.check_s,
         queue_s=timings.queue_s,
         prefill_queue_s=timings.prefill_queue_s,
         prefill_s=timings.prefill_s,

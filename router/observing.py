@@ -4,7 +4,7 @@ from lifecycle.finish import COMPLETE, is_failure
 from lifecycle.record import RequestRecord
 from lifecycle.states import State
 from lifecycle.usage import Usage
-from telemetry.router_metrics import RouterMetrics
+from telemetry.router_metrics import PHASES, RouterMetrics
 
 #: Only gaps between two outputs that somebody would look into point to their trace: there is one for every token.
 NOTED_GAP_S = 0.1
@@ -30,7 +30,7 @@ def observe_end(metrics: RouterMetrics, record: RequestRecord) -> None:
     metrics.end_to_end.observe(timings.total_s, traceparent=trace)
     if timings.first_token_s:
         metrics.first_token.observe(timings.first_token_s, traceparent=trace)
-    for phase in ("queue", "prefill_queue", "prefill", "handover", "handover_exposed", "decode", "stop_hold", "send"):
+    for phase in PHASES:
         metrics.phase.observe(getattr(timings, f"{phase}_s"), phase, traceparent=trace)
     if record.state is State.FINISHED and ending.reason in COMPLETE:
         metrics.goodput.inc()

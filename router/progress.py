@@ -19,6 +19,8 @@ class Progress:
 
     prompt_tokens: int
     arrived_at: float
+    #: From arrival until the request was found good.
+    check_s: float = 0.0
     #: Prompt tokens that each side had in its cache: those of the attempt that brought the prompt's KV about.
     decode_cached_tokens: int = 0
     prefill_cached_tokens: int = 0
@@ -150,6 +152,7 @@ class Progress:
         waiting_s = now - self.queued_since if self.queued_since else 0.0
         decode_s = end.decode_s if end else (now - self.decoding_since if self.decoding_since else 0.0)
         return Timings(
+            check_s=self.check_s,
             queue_s=self.queue_s + waiting_s,
             prefill_queue_s=done.queue_s if done else (committed.queue_s if local and committed else 0.0),
             prefill_s=done.compute_s if done else (committed.compute_s if local and committed else 0.0),

@@ -69,7 +69,9 @@ class Route:
         arrived_at = arrival.deadlines.arrived_at
         self.takeover = takeover
         self.progress = (
-            Progress(request.prompt_tokens, arrived_at) if takeover is None else takeover.progress(request, arrived_at)
+            Progress(request.prompt_tokens, arrived_at, clocks.monotonic() - arrived_at)
+            if takeover is None
+            else takeover.progress(request, arrived_at)
         )
         self.record = _new_record(cell, arrival) if takeover is None else takeover.record
         if request.choices.several and not self.progress.choices:

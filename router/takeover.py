@@ -59,5 +59,6 @@ class Takeover:
         progress.returned_tokens = adopted.returned_tokens + sum(one.returned_tokens for one in adopted.choices)
         progress.text_bytes = self._sent_text_bytes
         progress.held_log_probs = adopted.held_log_probs
+        progress.check_s = self.record.timings.check_s
         progress.queue_s = self.record.timings.queue_s
         return progress

@@ -11,6 +11,7 @@ from tandem.v1 import inference_pb2 as pb
 from tandem_cli.client import label
 
 _PHASES = (
+    ("check_s", "request checked"),
     ("queue_s", "waiting for budget"),
     ("prefill_queue_s", "waiting for the prefill member"),
     ("prefill_s", "prompt computed"),

@@ -8,7 +8,7 @@ from telemetry import buckets
 from telemetry.registry import Computed, MetricsRegistry, Samples
 
 #: Phases of a request, as in lifecycle.usage.Timings.
-PHASES = ("queue", "prefill_queue", "prefill", "handover", "handover_exposed", "decode", "stop_hold", "send")
+PHASES = ("check", "queue", "prefill_queue", "prefill", "handover", "handover_exposed", "decode", "stop_hold", "send")
 #: Kinds of tokens, as in lifecycle.usage.Usage.
 TOKEN_KINDS = ("prompt", "cached", "selected", "processed", "returned", "billed")
 #: Where a cancel met its request.

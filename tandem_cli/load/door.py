@@ -19,7 +19,7 @@ REQUEST_TIMEOUT_S = 600.0
 CANCEL_TIMEOUT_S = 35.0
 #: Phases that Completed.timings reports.
 PHASES = (
-    *("queue_s", "prefill_queue_s", "prefill_s", "handover_s", "handover_exposed_s"),
+    *("check_s", "queue_s", "prefill_queue_s", "prefill_s", "handover_s", "handover_exposed_s"),
     *("decode_s", "stop_hold_s", "send_s", "first_token_s", "total_s"),
 )
 

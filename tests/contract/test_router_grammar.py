@@ -1,6 +1,7 @@
 """Requests with a grammar at a router: refused before they begin, or carried to every seat."""
 
 import json
+import time
 
 import grpc
 import pytest
@@ -89,6 +90,28 @@ async def test_a_grammar_goes_to_every_seat_of_its_request(redis_url: str, cell:
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+async def test_what_the_check_takes_is_told_as_a_phase_of_the_request(redis_url: str, cell: str) -> None:
+    async with router_world(redis_url, cell) as world:
+
+        async def checked() -> int:
+            return len(world.decode.checks)
+
+        world.decode.script.grammar.hold()
+        task = world.client.begin(request("r1", grammar=REGEX))
+        await until(checked, 1)
+        asked_at = time.monotonic()
+        assert await world.client.state("r1") == ""
+        held_s = time.monotonic() - asked_at
+        world.decode.script.grammar.release()
+        timings = (await task).completed.timings
+        assert timings.check_s >= held_s > 0
+        phases = timings.check_s, timings.queue_s, timings.prefill_s, timings.handover_exposed_s
+        assert sum(phases) <= timings.total_s
+        assert (await world.client.get("r1")).timings.check_s == timings.check_s
+        assert 'tandem_router_phase_seconds_count{phase="check"} 1.0' in world.routers[0].frame.metrics.text()
+
+
 async def test_the_grammar_is_part_of_what_an_id_stands_for(redis_url: str, cell: str) -> None:
     async with router_world(redis_url, cell) as world:
         assert (await world.client.generate(request("r1", grammar=REGEX))).code is grpc.StatusCode.OK

@@ -390,7 +390,8 @@ class Usage(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ..., selected_tokens: _Optional[int] = ..., processed_tokens: _Optional[int] = ..., returned_tokens: _Optional[int] = ..., billed_tokens: _Optional[int] = ...) -> None: ...
 
 class Timings(_message.Message):
-    __slots__ = ("queue_s", "prefill_queue_s", "prefill_s", "handover_s", "handover_exposed_s", "decode_s", "stop_hold_s", "send_s", "first_token_s", "total_s", "cancel_observed_s", "cancel_effective_s")
+    __slots__ = ("check_s", "queue_s", "prefill_queue_s", "prefill_s", "handover_s", "handover_exposed_s", "decode_s", "stop_hold_s", "send_s", "first_token_s", "total_s", "cancel_observed_s", "cancel_effective_s")
+    CHECK_S_FIELD_NUMBER: _ClassVar[int]
     QUEUE_S_FIELD_NUMBER: _ClassVar[int]
     PREFILL_QUEUE_S_FIELD_NUMBER: _ClassVar[int]
     PREFILL_S_FIELD_NUMBER: _ClassVar[int]
@@ -403,6 +404,7 @@ class Timings(_message.Message):
     TOTAL_S_FIELD_NUMBER: _ClassVar[int]
     CANCEL_OBSERVED_S_FIELD_NUMBER: _ClassVar[int]
     CANCEL_EFFECTIVE_S_FIELD_NUMBER: _ClassVar[int]
+    check_s: float
     queue_s: float
     prefill_queue_s: float
     prefill_s: float
@@ -415,7 +417,7 @@ class Timings(_message.Message):
     total_s: float
     cancel_observed_s: float
     cancel_effective_s: float
-    def __init__(self, queue_s: _Optional[float] = ..., prefill_queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., handover_s: _Optional[float] = ..., handover_exposed_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., stop_hold_s: _Optional[float] = ..., send_s: _Optional[float] = ..., first_token_s: _Optional[float] = ..., total_s: _Optional[float] = ..., cancel_observed_s: _Optional[float] = ..., cancel_effective_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, check_s: _Optional[float] = ..., queue_s: _Optional[float] = ..., prefill_queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., handover_s: _Optional[float] = ..., handover_exposed_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., stop_hold_s: _Optional[float] = ..., send_s: _Optional[float] = ..., first_token_s: _Optional[float] = ..., total_s: _Optional[float] = ..., cancel_observed_s: _Optional[float] = ..., cancel_effective_s: _Optional[float] = ...) -> None: ...
 
 class AttachRequest(_message.Message):
     __slots__ = ("request_id", "next_sequence_no")

@@ -5,6 +5,7 @@ import { count, duration, word } from "./format.js";
 
 /** Phases of a request in the order of a bar: name, field of the record's timings, words. */
 export const PHASES = [
+  ["check", "check_s", "request checked"],
   ["queue", "queue_s", "waiting for budget"],
   ["prefill-queue", "prefill_queue_s", "waiting for the prefill member"],
   ["prefill", "prefill_s", "prompt computed"],
