@@ -30,7 +30,8 @@ REPEATING = ("opentelemetry", "grpc")
 #: Names of fields that hold what users wrote or got; their values are never written.
 PRIVATE = frozenset({"prompt", "text", "content", "messages", "output", "completion"})
 
-_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+#: Fields of a record that are no values of a line: what logging puts there, and uvicorn's message again for terminals.
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
 
 
 @dataclass(frozen=True, slots=True)

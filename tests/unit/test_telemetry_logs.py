@@ -40,7 +40,7 @@ LOG = logging.getLogger("some.place")
 
 
 def test_a_line_has_its_fields(output):
-    LOG.info("sent %d pages", 3, extra={"pages": 3, "ratio": 0.5, "member": "d1"})
+    LOG.info("sent %d pages", 3, extra={"pages": 3, "ratio": 0.5, "member": "d1", "color_message": "as a terminal has it"})
     (line,) = output.lines()
     assert line.pop("timestamp").endswith("Z")
     assert line == {
