@@ -208,7 +208,10 @@ class Seats:
 
 
 def claims(demand: Demand, seats: Seats, limits: Limits) -> tuple[Claim, ...]:
-    """Everything an attempt must hold to run there. Without a prefill member nothing is claimed of prefill tokens."""
+    """Everything an attempt must hold to run there. Without a prefill member nothing is claimed of prefill tokens.
+
+    A prompt with what an earlier attempt chose may have more tokens than a budget: it then takes all of it.
+    """
     wanted = [Claim(Budget(Resource.PAGES, Scope.MEMBER, seats.decode_member), demand.pages, seats.decode_pages)]
     optional = [
         (Budget(Resource.PAGES, Scope.TENANT, seats.tenant), demand.pages, limits.tenant_pages),
@@ -216,10 +219,14 @@ def claims(demand: Demand, seats: Seats, limits: Limits) -> tuple[Claim, ...]:
     ]
     if seats.prefill_member:
         tokens = demand.prefill_tokens
-        wanted.append(Claim(Budget(Resource.TOKENS, Scope.MEMBER, seats.prefill_member), tokens, seats.prefill_tokens))
+        member = Budget(Resource.TOKENS, Scope.MEMBER, seats.prefill_member)
+        wanted.append(Claim(member, min(tokens, seats.prefill_tokens), seats.prefill_tokens))
         optional.append((Budget(Resource.TOKENS, Scope.TENANT, seats.tenant), tokens, limits.tenant_tokens))
         optional.append((Budget(Resource.TOKENS, Scope.TOTAL), tokens, limits.total_tokens))
-    wanted.extend(Claim(budget, amount, limit) for budget, amount, limit in optional if limit is not None)
+    for budget, amount, limit in optional:
+        if limit is not None:
+            most = limit if budget.resource is Resource.TOKENS else amount
+            wanted.append(Claim(budget, min(amount, most), limit))
     return tuple(wanted)
 
 
