@@ -11,7 +11,7 @@ from tandem.v1 import inference_pb2 as pb
 from tandem_cli.client import connect
 from tests.chaos.cell import MEMBER_DRAIN_S, ChaosCell
 from tests.chaos.http_clients import AnyClient
-from tests.chaos.plan import Fault, Kind, Phase
+from tests.chaos.plan import Door, Fault, Kind, Phase
 from tests.chaos.undisturbed import Expected
 from tests.waiting import LOOK_AGAIN_S, until
 
@@ -67,7 +67,9 @@ async def _moment(cell: ChaosCell, phase: Phase, client: AnyClient, expected: Ex
             return True
         if phase is Phase.PREFILLING:
             return await _prefilling(cell.routers[1 - client.order.router], client.story.request_id)
-        return client.story.tokens >= max(1, tokens[phase])
+        unseen = client.order.door is Door.WHOLE or client.order.shape.final_only
+        known = await _chosen(cell.routers[client.order.router], client.story.request_id) if unseen else client.story.tokens
+        return known >= max(1, tokens[phase])
 
     if phase is not Phase.SENT:
         try:
@@ -77,10 +79,20 @@ async def _moment(cell: ChaosCell, phase: Phase, client: AnyClient, expected: Ex
 
 
 async def _prefilling(address: str, request_id: str) -> bool:
+    record = await _record(address, request_id)
+    return record is not None and record.state not in _BEFORE_PREFILLING
+
+
+async def _chosen(address: str, request_id: str) -> int:
+    """Tokens of a request, as its router counts them: its client hears of them at the end."""
+    record = await _record(address, request_id)
+    return record.usage.selected_tokens if record is not None else 0
+
+
+async def _record(address: str, request_id: str) -> pb.RequestRecord | None:
     async with connect(address) as stub:
         try:
-            record = (await stub.Get(pb.GetRequest(request_id=request_id), timeout=2)).record
+            return (await stub.Get(pb.GetRequest(request_id=request_id), timeout=2)).record
         except grpc.aio.AioRpcError:
             await asyncio.sleep(LOOK_AGAIN_S)
-            return False
-    return record.state not in _BEFORE_PREFILLING
+            return None

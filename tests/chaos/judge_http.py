@@ -29,6 +29,7 @@ def judge_http(plan: Plan, order: Order, story: HttpStory, expected: Expected, r
             judge_refusal(plan, order, call.code, call.retry_after_s)
         assert not call.broken_off or plan.hits({Kind.KILL, Kind.TERM}, "router"), f"broken off, and no router ended: {call}"
     if story.left:
+        _judge_left(plan, record)
         return "left"
     if story.served:
         _judge_served(story, outputs, expected)
@@ -50,6 +51,13 @@ def _judge_choice(choice: Choice, whole: Output) -> None:
         assert whole.finish_reason is not None
         wanted = Choice(whole.text, _REASONS[whole.finish_reason], whole.matched_stop or None)
         assert choice == wanted, f"{choice}, not {wanted}"
+
+
+def _judge_left(plan: Plan, record: pb.RequestRecord | None) -> None:
+    """Nobody comes back to it: it was cancelled, if it had not ended before."""
+    if record is not None and record.state != pb.REQUEST_STATE_FINISHED and not plan.hits(ROUTER_ENDS, "router"):
+        ended = (record.state, record.cause)
+        assert ended == (pb.REQUEST_STATE_CANCELLED, Cause.CLIENT_GONE.value), f"its client left, the record says {record}"
 
 
 def _judge_served(story: HttpStory, outputs: dict[int, Output], expected: Expected) -> None:

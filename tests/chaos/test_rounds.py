@@ -33,7 +33,7 @@ TOLD_CHARACTERS = 1000
 #: Among so many rounds a client that speaks HTTP is served.
 MANY_ROUNDS = 10
 #: What one tenant may hold: pages at both routers together, enough for the largest of the requests, and requests at each router.
-LIMITS = {"tenant-pages": 40, "tenant-tokens": 500, "tenant-concurrent-requests": TENANT_AT_ONCE}
+LIMITS = {"tenant-pages": 30, "tenant-tokens": 420, "tenant-concurrent-requests": TENANT_AT_ONCE}
 MANNERS = frozenset(Manner) if ATTACHES else frozenset(Manner) - {Manner.RETURN, Manner.TWICE}
 
 
