@@ -92,7 +92,8 @@ class Limits:
 class Capacity:
     """What the pools offer a single request at best: the largest member of each kind counts.
 
-    `member_tokens` is None when no member computes prompts for others, so nothing limits it. `sequence_pages`: as in MemberInfo.
+    `member_tokens` is None when no member computes prompts for others, so nothing limits it. `page_tokens` is 0 while no decode
+    member is known: then nobody can say how many pages a request needs. `sequence_pages`: as in MemberInfo.
     """
 
     context_tokens: int
@@ -104,13 +105,13 @@ class Capacity:
     @property
     def most_tokens(self) -> int:
         """Most tokens of prompt and output that an idle member holds."""
-        if 0 < self.sequence_pages <= self.member_pages:
+        if not self.page_tokens or 0 < self.sequence_pages <= self.member_pages:
             return self.context_tokens
         return min(self.context_tokens, self.member_pages * self.page_tokens)
 
     def most_tokens_of(self, prompt_tokens: int, outputs: int) -> int:
         """The same for each of several outputs of one prompt, which share its full pages."""
-        if outputs == 1:
+        if outputs == 1 or not self.page_tokens:
             return self.most_tokens
         if self.sequence_pages:
             return self.context_tokens if outputs * self.sequence_pages <= self.member_pages else self.most_tokens // outputs
@@ -176,6 +177,8 @@ def never_fits(
                 "prompt", prompt_tokens, limit, f"prompt has {prompt_tokens} tokens; {owner} takes at most {limit} at once"
             )
     size, window = capacity.page_tokens, capacity.sequence_pages
+    if not size:
+        return None
     pages = estimate(prompt_tokens, max_output_tokens, size, sequence_pages=window, outputs=outputs).pages
     each = "" if outputs == 1 else f" for each of {outputs} choices"
     for owner, limit in (("a decode member", capacity.member_pages), *_router_limits(limits, Resource.PAGES)):

@@ -106,6 +106,19 @@ async def test_no_members_is_unavailable_and_leaves_nothing(redis_url: str, cell
         await until(code, "NO_MEMBER")
 
 
+async def test_without_a_decode_member_no_limit_of_pages_is_met(redis_url: str, cell: str) -> None:
+    """Nobody knows how large a page is: the request may come again, it is not too long."""
+    async with router_world(redis_url, cell, tenant_pages=1, total_pages=1) as world:
+        assert (await world.client.generate(request("r0"))).code is grpc.StatusCode.OK
+        await world.decode.stop()
+
+        async def code() -> str:
+            answer = await world.client.generate(request("r1"))
+            return answer.error.reason if answer.error else ""
+
+        await until(code, "NO_MEMBER")
+
+
 async def test_a_draining_pool_takes_nothing(redis_url: str, cell: str) -> None:
     async with router_world(redis_url, cell) as world:
         world.decode.load.draining = True
