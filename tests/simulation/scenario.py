@@ -8,6 +8,7 @@ from engine.sampling_params import SamplingParams
 from engine.sequence import SequenceSpec, StopSpec
 from lifecycle.record import AttemptKey
 from tandem.v1 import inference_pb2 as pb
+from tests.simulation import tenants
 from tests.simulation.cell import Shape
 from tests.simulation.model import CONTEXT_TOKENS, TOKENIZER, Reference
 from tests.simulation.store_watch import Late
@@ -48,7 +49,8 @@ class ClientPlan:
     back_after_s: it comes back so long after it left, or lost its stream, by Attach or by the same Generate, through the next
     router; None: it does not. replays: after the end it reads everything once more.
     gives_up_after_s: it leaves its first call when no event has come by then. log_probs: for so many likeliest tokens.
-    choices, best_of: as in the request, 1 without them; choice_cancels: of one choice each, with its index.
+    choices, best_of: as in the request, 1 without them; choice_cancels: of one choice each, with its index. tenant: empty, it
+    says nothing of it.
     """
 
     request_id: str
@@ -79,6 +81,7 @@ class ClientPlan:
     choices: int = 1
     best_of: int = 1
     choice_cancels: tuple[tuple[int, Cancel], ...] = ()
+    tenant: str = ""
 
     def request(self) -> pb.GenerateRequest:
         """As it is sent."""
@@ -238,6 +241,7 @@ def draw(seed: int) -> Scenario:
     if crowd.random() < 0.1:
         clients = _crowd(crowd, shape, clients)
     clients = _branching(random.Random(f"choices {seed}"), shape, clients)
+    shape, clients = tenants.shared(random.Random(f"tenants {seed}"), shape, clients)
     return Scenario(seed, shape, weather, clients, faults)
 
 
@@ -263,8 +267,7 @@ def _branching(rng: random.Random, shape: Shape, clients: tuple[ClientPlan, ...]
         told = rng.randint(1, made - 1) if rng.random() < 0.4 else made
         cancel = Cancel(rng.choice((0.0, 0.02, 0.1, 0.4)) + 0.05 * rng.random(), rng.randrange(shape.routers), wait=False)
         cancels = ((rng.randrange(made), cancel),) if rng.random() < 0.3 else ()
-        pages, size = -(-(len(client.prompt) + client.max_output_tokens) // shape.page_tokens), shape.page_tokens
-        needed = pages + (made - 1) * (pages - len(client.prompt) // size)
+        needed = tenants.pages_of(replace(client, best_of=made), shape.page_tokens)
         if asks and needed < shape.decode_pages and made <= shape.decode["max_sequences"]:
             told = told if client.final_only else made
             client = replace(client, choices=told, best_of=made, choice_cancels=cancels)
