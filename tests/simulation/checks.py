@@ -10,9 +10,10 @@ from kv_transfer.plan import Notice
 from kv_transfer.ports import Push
 from tandem.v1 import inference_pb2 as pb
 from tests.simulation.cell import Cell, Host
+from tests.simulation.client_plans import OVERALL_S, Behaviour
 from tests.simulation.clients import Clients, Seen
 from tests.simulation.loop import BEGIN_S, BEGIN_WALL_S
-from tests.simulation.scenario import OVERALL_S, SEND_TIMEOUT_S, Behaviour, FaultKind, Scenario
+from tests.simulation.scenario import SEND_TIMEOUT_S, FaultKind, Scenario
 from tests.simulation.tenants import CONCURRENCY, may_be_refused, over_budget
 from tests.simulation.wires import WINDOW_BYTES
 

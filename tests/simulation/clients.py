@@ -13,8 +13,8 @@ from tandem.v1 import inference_pb2 as pb
 from tandem.v1 import inference_pb2_grpc
 from tests.simulation.channel import Channel
 from tests.simulation.choices_seen import ChoicesSeen
+from tests.simulation.client_plans import Behaviour, ClientPlan
 from tests.simulation.loop import Process
-from tests.simulation.scenario import Behaviour, ClientPlan
 from tests.simulation.tenants import CONCURRENCY, metadata_of
 from tests.simulation.told_text import most_returned, output_of, text_fault, usual_reason
 from tests.simulation.wires import FRAME_BYTES, Network

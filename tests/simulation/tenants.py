@@ -4,13 +4,10 @@ import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from router.redis_link import Keys
-
-if TYPE_CHECKING:
-    from tests.simulation.cell import Cell, Shape
-    from tests.simulation.scenario import ClientPlan
+from tests.simulation.cell import Cell, Shape
+from tests.simulation.client_plans import ClientPlan
 
 NAMES = ("amber", "basalt", "cobalt")
 #: Of all worlds so many have tenants.
@@ -20,7 +17,7 @@ KEY = "tandem-tenant"
 CONCURRENCY = "TENANT_CONCURRENCY"
 
 
-def shared(rng: random.Random, shape: "Shape", clients: tuple["ClientPlan", ...]) -> tuple["Shape", tuple["ClientPlan", ...]]:
+def shared(rng: random.Random, shape: Shape, clients: tuple[ClientPlan, ...]) -> tuple[Shape, tuple[ClientPlan, ...]]:
     """In some worlds requests are of two or three tenants, who may have little more than the largest request needs."""
     if rng.random() >= SHARE:
         return shape, clients
@@ -36,18 +33,18 @@ def shared(rng: random.Random, shape: "Shape", clients: tuple["ClientPlan", ...]
     return shape, tuple(replace(client, tenant=rng.choice(names)) for client in clients)
 
 
-def pages_of(client: "ClientPlan", size: int) -> int:
+def pages_of(client: ClientPlan, size: int) -> int:
     """Pages of `size` tokens that all outputs of a request need together."""
     pages = -(-(len(client.prompt) + client.max_output_tokens) // size)
     return pages + (client.best_of - 1) * (pages - len(client.prompt) // size)
 
 
-def metadata_of(client: "ClientPlan") -> tuple[tuple[str, str], ...]:
+def metadata_of(client: ClientPlan) -> tuple[tuple[str, str], ...]:
     """What a client says with each call."""
     return ((KEY, client.tenant),) if client.tenant else ()
 
 
-def may_be_refused(client: "ClientPlan", clients: Sequence["ClientPlan"], shape: "Shape", reason: str) -> bool:
+def may_be_refused(client: ClientPlan, clients: Sequence[ClientPlan], shape: Shape, reason: str) -> bool:
     """Whether its tenant had so many requests that a limit of its own can have been met."""
     of_tenant = sum(other.tenant == client.tenant for other in clients)
     limit = {CONCURRENCY: "tenant_concurrent_requests", "TENANT_QUEUE_FULL": "queue_tenant_requests"}.get(reason)
@@ -55,7 +52,7 @@ def may_be_refused(client: "ClientPlan", clients: Sequence["ClientPlan"], shape:
     return most is not None and of_tenant > most
 
 
-def over_budget(cell: "Cell") -> Iterator[str]:
+def over_budget(cell: Cell) -> Iterator[str]:
     """Tenants that hold more of the store's budgets than they may. Sentences."""
     router = cell.shape.router
     limits = {"pages": router.get("tenant_pages"), "tokens": router.get("tenant_tokens")}
