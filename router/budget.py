@@ -96,7 +96,8 @@ LimitsOf = Callable[[str], Limits]
 class Capacity:
     """What the pools offer a single request at best: the largest member of each kind counts.
 
-    `member_tokens` is None when no member computes prompts for others, so nothing limits it. `sequence_pages`: as in MemberInfo.
+    `member_tokens` is None when no member computes prompts for others, so nothing limits it. `page_tokens` is 0 while no decode
+    member is known: then nobody can say how many pages a request needs. `sequence_pages`: as in MemberInfo.
     """
 
     context_tokens: int
@@ -108,13 +109,13 @@ class Capacity:
     @property
     def most_tokens(self) -> int:
         """Most tokens of prompt and output that an idle member holds."""
-        if 0 < self.sequence_pages <= self.member_pages:
+        if not self.page_tokens or 0 < self.sequence_pages <= self.member_pages:
             return self.context_tokens
         return min(self.context_tokens, self.member_pages * self.page_tokens)
 
     def most_tokens_of(self, prompt_tokens: int, outputs: int) -> int:
         """The same for each of several outputs of one prompt, which share its full pages."""
-        if outputs == 1:
+        if outputs == 1 or not self.page_tokens:
             return self.most_tokens
         if self.sequence_pages:
             return self.context_tokens if outputs * self.sequence_pages <= self.member_pages else self.most_tokens // outputs
@@ -180,6 +181,8 @@ def never_fits(
                 "prompt", prompt_tokens, limit, f"prompt has {prompt_tokens} tokens; {owner} takes at most {limit} at once"
             )
     size, window = capacity.page_tokens, capacity.sequence_pages
+    if not size:
+        return None
     pages = estimate(prompt_tokens, max_output_tokens, size, sequence_pages=window, outputs=outputs).pages
     each = "" if outputs == 1 else f" for each of {outputs} choices"
     for owner, limit in (("a decode member", capacity.member_pages), *_router_limits(limits, Resource.PAGES)):
@@ -212,7 +215,10 @@ class Seats:
 
 
 def claims(demand: Demand, seats: Seats, limits: Limits) -> tuple[Claim, ...]:
-    """Everything an attempt must hold to run there. Without a prefill member nothing is claimed of prefill tokens."""
+    """Everything an attempt must hold to run there. Without a prefill member nothing is claimed of prefill tokens.
+
+    A prompt with what an earlier attempt chose may have more tokens than a budget: it then takes all of it.
+    """
     wanted = [Claim(Budget(Resource.PAGES, Scope.MEMBER, seats.decode_member), demand.pages, seats.decode_pages)]
     optional = [
         (Budget(Resource.PAGES, Scope.TENANT, seats.tenant), demand.pages, limits.tenant_pages),
@@ -220,10 +226,14 @@ def claims(demand: Demand, seats: Seats, limits: Limits) -> tuple[Claim, ...]:
     ]
     if seats.prefill_member:
         tokens = demand.prefill_tokens
-        wanted.append(Claim(Budget(Resource.TOKENS, Scope.MEMBER, seats.prefill_member), tokens, seats.prefill_tokens))
+        member = Budget(Resource.TOKENS, Scope.MEMBER, seats.prefill_member)
+        wanted.append(Claim(member, min(tokens, seats.prefill_tokens), seats.prefill_tokens))
         optional.append((Budget(Resource.TOKENS, Scope.TENANT, seats.tenant), tokens, limits.tenant_tokens))
         optional.append((Budget(Resource.TOKENS, Scope.TOTAL), tokens, limits.total_tokens))
-    wanted.extend(Claim(budget, amount, limit) for budget, amount, limit in optional if limit is not None)
+    for budget, amount, limit in optional:
+        if limit is not None:
+            most = limit if budget.resource is Resource.TOKENS else amount
+            wanted.append(Claim(budget, min(amount, most), limit))
     return tuple(wanted)
 
 

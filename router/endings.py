@@ -54,6 +54,9 @@ _TENANT_REASONS = {
     Limit.TOKEN_RATE: ("TENANT_TOKEN_RATE", "tokens a second"),
     Limit.CONCURRENCY: ("TENANT_CONCURRENCY", "requests at a time"),
 }
+#: Reasons for which a tenant gets no new request. That of the rate of requests is none of them: what comes too often is refused
+#: before anything is asked about it.
+TENANT_SHORT = frozenset({"TENANT_TOKEN_RATE", "TENANT_CONCURRENCY"})
 #: Reason of the refusal of an id that nobody knows.
 UNKNOWN_REQUEST = "UNKNOWN_REQUEST"
 #: What a client that was refused for want of room is told to wait.

@@ -34,6 +34,15 @@ _LOOKED_AT = 256
 SEATLESS = frozenset({State.CREATED, State.QUEUED, State.ADMITTED})
 
 
+async def has_begun(store: Store, request_id: str) -> bool:
+    """Whether a request of this id has, or had, a seat somewhere: who asks for it needs no room. False when the store is away."""
+    try:
+        record = await store.get(request_id)
+    except StoreUnavailable:
+        return False
+    return record is not None and record.state not in SEATLESS
+
+
 class Writable(Protocol):
     """As much of a store as a keeper needs."""
 

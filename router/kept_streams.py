@@ -12,7 +12,7 @@ from rpc import clocks
 class Held:
     """A request's stream at this router, whose it is, the fingerprint of its body, and the span of its Generate.
 
-    `filling`: it came from another router, and the events of before are not all here yet.
+    `filling`: it came from another router, or may run at one, and the events of before are not all here yet.
     """
 
     tenant: str

@@ -15,7 +15,7 @@ from lifecycle.states import Event, State
 from router import endings
 from router.budget import Shortage
 from router.cell import Cell
-from router.keeping import SEATLESS, Keeper
+from router.keeping import SEATLESS, Keeper, has_begun
 from router.stop import Stop, Stopped
 from router.store import (
     CreateOutcome,
@@ -91,6 +91,11 @@ class Ledger:
             if self.created and not self.record.ended:
                 results = await self._store.assert_live([LiveRequest(self.record, self.holds)])
                 self._heed(results[self.record.request_id])
+
+    async def unless_begun(self) -> None:
+        """There is no room for it here. Raises KnownRequest when it has begun, and so needs none."""
+        if await has_begun(self._cell.store, self.record.request_id):
+            raise KnownRequest(self.record.request_id)
 
     async def create(self) -> None:
         """Creates the record, queued.

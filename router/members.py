@@ -6,7 +6,6 @@ discovery: a draining member finishes its streams after its address is gone.
 
 import asyncio
 import logging
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -142,7 +141,7 @@ class Members:
         decode = self.usable(Role.DECODE)
         context = self._model.context_tokens
         if not decode:
-            return Capacity(context_tokens=context, page_tokens=1, member_pages=sys.maxsize)
+            return Capacity(context_tokens=context, page_tokens=0, member_pages=0)
         most = largest(decode).info
         prefill = self.usable(Role.PREFILL)
         contexts = [member.info.context_tokens for member in decode if member.info.context_tokens]

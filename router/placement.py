@@ -271,7 +271,9 @@ def prefill_refusal(need: Need, view: PrefillView) -> Refusal | None:
         return Refusal.DRAINING
     if need.adapter is not None and need.adapter not in view.adapters:
         return Refusal.NO_ADAPTER
-    if view.waiting_tokens + view.inflight_tokens + need.prompt_tokens > view.max_queued_tokens:
+    # One with nothing to do takes any prompt: with what an earlier attempt chose it may be longer than those that are let in.
+    queued = view.waiting_tokens + view.inflight_tokens
+    if queued and queued + need.prompt_tokens > view.max_queued_tokens:
         return Refusal.NO_TOKENS
     return None
 

@@ -5,6 +5,7 @@ waiting requests costs little more than the members that changed.
 """
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
@@ -33,7 +34,7 @@ class Pools(Protocol[M]):
 class Room:
     """At least what the roomiest member of each pool could take: a request that wants more fits nowhere.
 
-    `tokens` None: no prefill member limits prompts now.
+    `tokens` None: no prefill member limits prompts now; nor does one that has nothing to do.
     """
 
     pages: int
@@ -191,7 +192,8 @@ class PoolViews(Generic[M]):
         for place in prefill:
             source = self.prefill.views[place]
             if not source.draining:
-                left = source.max_queued_tokens - source.waiting_tokens - source.inflight_tokens
+                queued = source.waiting_tokens + source.inflight_tokens
+                left = source.max_queued_tokens - queued if queued else sys.maxsize
                 tokens = left if tokens is None else max(tokens, left)
         if not self.prefill.views:
             tokens = None

@@ -140,8 +140,10 @@ class Route:
             answer_before_begun(self, over.record)
             return None
         except QueueFull as full:
+            await self.ledger.unless_begun()
             raise endings.queue_full(full, self.request.tenant) from None
         except WaitTooLong as long:
+            await self.ledger.unless_begun()
             raise endings.wait_too_long(long) from None
         except Stopped as stopped:
             return stopped.ending

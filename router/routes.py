@@ -48,7 +48,9 @@ class Routes:
         """The stream of a request that runs here, or has ended here a short while ago."""
         route = self._routes.get(request_id)
         if route is not None and not route.stream.moved:
-            filling = route.takeover is not None and not route.stream.ended
+            # One that the store does not know as this router's may be another's, with more events than there are here.
+            begins = route.takeover is not None or not route.ledger.created
+            filling = begins and not route.stream.ended
             return Held(route.request.tenant, route.request.fingerprint, route.stream, route.record.traceparent, filling)
         return self._kept.get(request_id)
 

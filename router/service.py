@@ -263,6 +263,7 @@ class _Parts:
             "queue": len(self.admission.queue),
             "queue_tokens": self.admission.queue.waiting_tokens,
             "routes": len(self.routes),
+            "requests_of_tenants": self.routes.cell.tenants.running_requests,
             "seats": self.routes.seats(),
             "streams": self.routes.streams(),
             "readers": self.routes.readers(),

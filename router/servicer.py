@@ -22,6 +22,7 @@ from router.client_messages import record_message
 from router.config import RouterSettings
 from router.following import Follower, Wanted, read
 from router.grammar_check import GrammarCheck
+from router.keeping import has_begun
 from router.member_link import Role
 from router.members import Members
 from router.prompt import PromptEncoder
@@ -93,7 +94,7 @@ class InferenceServicer:
             await self._door.follower.settled(request.request_id)
             new = self._door.routes.check(request)
         except StatusError as refusal:
-            if refusal.reason in REFUSALS and await self._ran_before(raw, context, tenant):
+            if await self._may_be_known(refusal, raw) and await self._ran_before(raw, context, tenant):
                 return
             metrics = self._door.routes.cell.metrics
             metrics.refusals.inc(1, endings.REFUSAL_LABELS.get(refusal.reason, "invalid"))
@@ -111,8 +112,15 @@ class InferenceServicer:
         repeated = Wanted(request.request_id, next_no, request.tenant, request.fingerprint, moved=new)
         await self._door.follower.follow(repeated, context)
 
+    async def _may_be_known(self, refusal: StatusError, raw: bytes) -> bool:
+        """Whether what was refused as new may be a request that exists, and so needs nothing of what is missing."""
+        if refusal.reason in endings.TENANT_SHORT:
+            return await has_begun(self._door.routes.cell.store, parse(pb.GenerateRequest, raw).request_id)
+        return refusal.reason in REFUSALS
+
     async def _ran_before(self, raw: bytes, context: Any, tenant: str) -> bool:
-        """A request whose adapter is not here any more, or not just now: if it has begun already, it is followed as ever."""
+        """A request whose adapter is not here any more, or not just now, or whose tenant may begin none: if it has begun already,
+        it is followed as ever."""
         message = parse(pb.GenerateRequest, raw)
         try:
             repeated = Wanted(message.request_id, 0, tenant, validation.fingerprint(message, tenant))

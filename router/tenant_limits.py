@@ -71,6 +71,11 @@ class TenantLimits:
     def __len__(self) -> int:
         return len(self._tenants)
 
+    @property
+    def running_requests(self) -> int:
+        """Requests of all tenants that run here."""
+        return sum(one.running for one in self._tenants.values())
+
     def running(self, tenant: str) -> int:
         """Requests of a tenant that run here."""
         found = self._tenants.get(tenant)

@@ -84,12 +84,17 @@ class Counts:
 
 
 class Reading:
-    """Takes the events of one request. Its choices are numbered from `first` on; `ranked` ones in the order of their ends."""
+    """Takes the events of one request. Its choices are numbered from `first` on; `ranked` ones in the order of their ends.
+
+    Where a whole request fails, is cancelled, or meets its caller's own time limit, each of several choices has that end before
+    the request has it: such ends are told when the request has ended well, and else the status alone says it.
+    """
 
     def __init__(self, first: int, choices: int, *, ranked: bool) -> None:
         self._first = first
         self._open = list(range(choices))
         self._ranked = ranked
+        self._held_back: list[Piece] = []
         self._next_no = 0
         self.counts = Counts()
         self.snapshot = ""
@@ -113,15 +118,19 @@ class Reading:
             told = Piece(self._first, prompt.text, prompt.token_ids, prompt.log_probabilities, prompt=True)
             return [replace(told, index=self._first + index) for index in self._open]
         elif kind == "choice_ended":
-            return [self._choice_ended(event.choice_ended)]
+            return self._choice_ended(event.choice_ended)
         return []
 
-    def _choice_ended(self, ended: pb.ChoiceEnded) -> Piece:
+    def _choice_ended(self, ended: pb.ChoiceEnded) -> list[Piece]:
         index = self._open[0] if self._ranked else ended.index
         self._open.remove(index)
         self._more(len(ended.token_ids))
         reason = _FINISH_REASONS.get(ended.finish_reason, _ABORTED)
-        return Piece(self._first + index, ended.text, ended.token_ids, ended.log_probabilities, reason, _stop_reason(ended))
+        piece = Piece(self._first + index, ended.text, ended.token_ids, ended.log_probabilities, reason, _stop_reason(ended))
+        if reason == _ABORTED or ended.cause == _OWN_DEADLINE:
+            self._held_back.append(piece)
+            return []
+        return [piece]
 
     def _completed(self, number: int, end: pb.Completed) -> list[Piece]:
         """The end of all choices that have none yet; nothing when the request failed: the status says that."""
@@ -134,7 +143,7 @@ class Reading:
             raise HttpError(410, "this request has ended, and its output is not kept any more", "REPLAY_GONE", "X-Request-Id")
         reason = _FINISH_REASONS.get(end.finish_reason, _ABORTED)
         # With several choices the text of each was told with its own end.
-        return [
+        return self._held_back + [
             Piece(self._first + index, end.text, end.token_ids, end.log_probabilities, reason, _stop_reason(end))
             for index in self._open
         ]

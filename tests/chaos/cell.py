@@ -43,6 +43,7 @@ ROLES = ("router", "prefill", "decode")
 STORE = "store"
 NAMES = tuple(f"{role}-{number}" for role in ROLES for number in range(2))
 MEMBERS = NAMES[2:]
+DOORS = tuple(f"{name} door" for name in NAMES[:2])
 
 
 _MEMBER = {
@@ -74,6 +75,7 @@ FLAGS: Mapping[str, Mapping[str, object]] = {
         "drain-timeout-s": ROUTER_DRAIN_S,
         "drain-settle-s": 0,
         "log-level": "info",
+        "trust-tenant-header": "true",
     },
 }
 
@@ -86,6 +88,8 @@ class Process:
     command: Sequence[str]
     folder: Path
     address: str = ""
+    #: Of a router's HTTP door.
+    http_address: str = ""
     starts: int = 0
     ready: dict[str, object] = field(default_factory=dict)
     popen: subprocess.Popen[bytes] | None = None
@@ -208,6 +212,11 @@ class ChaosCell:
         """host:port of both."""
         return self["router-0"].address, self["router-1"].address
 
+    @property
+    def doors(self) -> tuple[str, str]:
+        """host:port of their HTTP doors."""
+        return self["router-0"].http_address, self["router-1"].http_address
+
     async def whole(self) -> None:
         """Start what does not run, wake what is stopped, and wait until all are ready and both routers know everyone."""
         if self.network is not None:
@@ -255,11 +264,10 @@ def chaos_cell(folder: Path, flags: Mapping[str, Mapping[str, object]] = FLAGS, 
             if name in MEMBERS:
                 own["net-devices"] = "eth0" if prefix else "lo"
             else:
-                own["redis-url"] = f"unix://{socket_path}"
+                own |= {"redis-url": f"unix://{socket_path}", "http-listen": addresses[f"{name} door"]}
                 own |= {pool: ",".join(addresses[f"{pool}-{number}"] for number in range(2)) for pool in ("prefill", "decode")}
-            processes[name] = Process(
-                name, [*prefix, *_command(name, {**flags[name.partition("-")[0]], **own})], folder, addresses[name]
-            )
+            command = [*prefix, *_command(name, {**flags[name.partition("-")[0]], **own})]
+            processes[name] = Process(name, command, folder, addresses[name], addresses.get(f"{name} door", ""))
         try:
             yield ChaosCell(processes, folder, network, why_not)
         finally:
@@ -270,7 +278,7 @@ def chaos_cell(folder: Path, flags: Mapping[str, Mapping[str, object]] = FLAGS, 
 def _addresses(network: Network | None) -> dict[str, str]:
     """host:port of each process, with ports that are free now."""
     chosen: dict[str, str] = {}
-    for name in NAMES:
+    for name in (*NAMES, *DOORS):
         if network is not None and name in MEMBERS:
             chosen[name] = f"{network.host(name)}:7000"
             continue

@@ -7,17 +7,16 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from rpc.channels import client_options
+from router.router_peers import TENANT_KEY
 from rpc.status import details_from
 from tandem.v1 import inference_pb2 as pb
 from tandem.v1 import inference_pb2_grpc as pb_grpc
+from tests.chaos.cancelling import AGAIN_S, Broken, cancelled, channel_to
 from tests.chaos.outputs import Output, outputs_of
 from tests.chaos.plan import Manner, Order
 
 #: For everything that one client does, reconnecting included.
 PATIENCE_S = 75.0
-#: Between two tries to reach a router that answers.
-AGAIN_S = 0.2
 #: A store that forgot a live request is told of it again within that time.
 TOLD_AGAIN_S = 15.0
 SLOW_S = 0.06
@@ -25,23 +24,25 @@ CRAWL_S = 1.0
 CRAWL_EVENTS = 4
 #: Flow control of a client that does not read: the server may send so much ahead.
 NARROW = (("grpc.http2.lookahead_bytes", 5), ("grpc.http2.bdp_probe", 0))
-#: A new connection is tried soon: routers that were killed come back.
-_SOON = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 500))
-
-
-class Broken(AssertionError):
-    """A stream that does not keep its promises."""
 
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """One call of a client and how it ended. `terminal`: it brought the Completed event, and the status after it."""
+    """One call of a client and how it ended. `terminal`: it brought the Completed event, and the status after it. `reason` and
+    `retry_after_s`: what the router said with a status that is not OK."""
 
     call: str
     router: int
     terminal: bool
     status: grpc.StatusCode
-    said: str
+    said: str = ""
+    reason: str = ""
+    retry_after_s: float | None = None
+
+    @property
+    def refused(self) -> bool:
+        """Whether there was no room for the request, which is to come again."""
+        return self.status is grpc.StatusCode.RESOURCE_EXHAUSTED and self.reason != "SLOW_CONSUMER"
 
 
 @dataclass(slots=True)
@@ -63,6 +64,11 @@ class Story:
         """The terminal event."""
         last = self.events.get(max(self.events, default=0))
         return last.completed if last is not None and last.WhichOneof("event") == "completed" else None
+
+    @property
+    def over(self) -> bool:
+        """Whether it has its end."""
+        return self.completed is not None
 
     @property
     def outputs(self) -> dict[int, Output]:
@@ -129,6 +135,7 @@ class Client:
         self._patience_s = patience_s
         self._unknown = 0
         self._acted = False
+        self._metadata = ((TENANT_KEY, order.tenant),) if order.tenant else ()
         self._cancelling: asyncio.Task[None] | None = None
         if order.manner is Manner.RETURN:
             request.on_disconnect = pb.ON_DISCONNECT_DETACH
@@ -167,19 +174,21 @@ class Client:
                 break
             if self.story.events and not self._attaches:
                 break
-            await asyncio.sleep(AGAIN_S)
+            last = self.story.connections[-1]
+            await asyncio.sleep(last.retry_after_s or 0.0 if last.refused else AGAIN_S)
             router = 1 - router
         if self._cancelling is not None:
             await self._cancelling
 
     def _again(self) -> bool:
         """Whether the last connection is to be followed by another."""
-        status = self.story.connections[-1].status
+        last = self.story.connections[-1]
+        status = last.status
         if status is grpc.StatusCode.NOT_FOUND and self._forgetful:
             self._unknown += 1
             return self._unknown * AGAIN_S < TOLD_AGAIN_S
         came_back = self.order.manner is Manner.RETURN and status is grpc.StatusCode.CANCELLED
-        return came_back or status is grpc.StatusCode.UNAVAILABLE
+        return came_back or last.refused or status is grpc.StatusCode.UNAVAILABLE
 
     async def _converse(self, router: int) -> None:
         """One connection, from its first event to its status."""
@@ -189,10 +198,11 @@ class Client:
         async with self._channel(router) as channel:
             stub: Any = pb_grpc.InferenceServiceStub(channel)
             if again:
-                call = stub.Attach(pb.AttachRequest(request_id=story.request_id, next_sequence_no=wanted))
+                message = pb.AttachRequest(request_id=story.request_id, next_sequence_no=wanted)
+                call = stub.Attach(message, metadata=self._metadata)
             else:
-                call = stub.Generate(self.request)
-            terminal, status, said = False, grpc.StatusCode.OK, ""
+                call = stub.Generate(self.request, metadata=self._metadata)
+            terminal, status, told = False, grpc.StatusCode.OK, {}
             try:
                 # Written, as far as this side can tell.
                 self.asked.set()
@@ -206,7 +216,9 @@ class Client:
                     await self._act(call)
                     await self._rest(terminal)
             except grpc.aio.AioRpcError as failure:
-                status, said = failure.code(), f"{details_from(failure).reason} {failure.details()}"
+                details = details_from(failure)
+                status = failure.code()
+                told = {"said": details.message, "reason": details.reason, "retry_after_s": details.retry_after_s}
             except asyncio.CancelledError:
                 if not call.cancelled():  # the round was cancelled, not the call
                     raise
@@ -214,12 +226,11 @@ class Client:
                 terminal, status = False, grpc.StatusCode.CANCELLED
             finally:
                 call.cancel()
-        story.connections.append(Connection("Attach" if again else "Generate", router, terminal, status, said))
+        story.connections.append(Connection("Attach" if again else "Generate", router, terminal, status, **told))
 
     def _channel(self, router: int) -> grpc.aio.Channel:
         narrow = NARROW if self.order.manner in (Manner.SLOW, Manner.CRAWL) else ()
-        options = [*client_options(), *_SOON, *narrow, ("grpc.use_local_subchannel_pool", 1)]
-        return grpc.aio.insecure_channel(self._routers[router], options=options)
+        return channel_to(self._routers[router], *narrow)
 
     async def _rest(self, terminal: bool) -> None:
         """A slow reader's pause after an event."""
@@ -245,18 +256,6 @@ class Client:
             call.cancel()
 
     async def _cancel(self) -> None:
-        """Through the other router; through the first when that one does not answer; again until one does."""
         self._acted = True
-        message = pb.CancelRequest(request_id=self.story.request_id, reason="enough", wait=self.order.variant)
-        router = 1 - self.order.router
-        while True:
-            async with self._channel(router) as channel:
-                stub: Any = pb_grpc.InferenceServiceStub(channel)
-                try:
-                    self.story.cancels.append(await stub.Cancel(message, timeout=20))
-                    return
-                except grpc.aio.AioRpcError as error:
-                    if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-                        raise Broken(f"Cancel ended with {error.code()}: {error.details()}") from None
-            await asyncio.sleep(AGAIN_S)
-            router = 1 - router
+        story, wait = self.story, self.order.variant
+        story.cancels.append(await cancelled(self._routers, 1 - self.order.router, story.request_id, wait=wait))

@@ -1,15 +1,22 @@
 """What happens in a round: which requests, what their clients do, and which faults come when. Pure; one seed, one plan."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from tests.chaos.shapes import SHAPES, SHAPES_OF_CHOICES, Shape
+from tests.chaos.shapes import SHAPES, SHAPES_OF_CHATS, SHAPES_OF_CHOICES, Shape
 
 REQUESTS = range(4, 7)
 #: So many of all requests ask for several outputs.
 SHARE_OF_CHOICES = 0.2
+#: And so many come through the HTTP door; of those so many are conversations, want a stream, and have a time limit.
+SHARE_OF_HTTP = 0.4
+SHARE_OF_CHATS, SHARE_OF_STREAMS, SHARE_OF_LIMITS = 0.5, 0.65, 0.25
+#: The time limit of a call, in seconds: some are long enough.
+LIMIT_S = (0.6, 4.0)
+#: Whose requests they are.
+TENANTS = ("amber", "basalt", "cobalt")
 #: A process that stands still that long is not taken for lost; one that does longer is (see LOST_AFTER_S of the cell).
 SHORT_S = (0.3, 1.2)
 LONG_S = (4.0, 6.0)
@@ -23,6 +30,10 @@ class Kind(Enum):
     FREEZE = "SIGSTOP"
     CUT = "cut between the pools"
     UNPLUG = "unplugged"
+
+
+#: What a router does not survive with its requests, or is taken not to have survived.
+ROUTER_ENDS = frozenset({Kind.KILL, Kind.TERM, Kind.FREEZE, Kind.UNPLUG})
 
 
 class Phase(Enum):
@@ -45,6 +56,14 @@ class Manner(Enum):
     CANCEL = "cancels"
     RETURN = "leaves and comes back"
     TWICE = "asks twice"
+
+
+class Door(Enum):
+    """How a client speaks with its router."""
+
+    GRPC = "gRPC"
+    STREAM = "HTTP, a stream"
+    WHOLE = "HTTP, in one piece"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +98,17 @@ class Order:
     delay_s: float
     #: A cancel waits for its effect; one that comes back repeats Generate rather than Attach.
     variant: bool
+    door: Door = Door.GRPC
+    #: Empty: the client says nothing of it.
+    tenant: str = ""
+    #: For each call, in seconds; 0: none. Through the HTTP door only.
+    limit_s: float = 0.0
 
     def __str__(self) -> str:
         act = f" after {self.events}" if self.manner in (Manner.LEAVE, Manner.CANCEL, Manner.RETURN) else ""
-        return f"{self.shape.name}, router-{self.router}, {self.manner.value}{act}{' (variant)' if self.variant else ''}"
+        limit = f" within {self.limit_s:.1f} s" if self.limit_s else ""
+        who = f"{self.tenant} by {self.door.value}{limit}" if self.tenant else self.door.value
+        return f"{self.shape.name}, {who}, router-{self.router}, {self.manner.value}{act}{' (variant)' if self.variant else ''}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +122,7 @@ class Plan:
     def __str__(self) -> str:
         return "; ".join(map(str, self.faults)) or "no fault"
 
-    def hits(self, kinds: set[Kind], role: str) -> bool:
+    def hits(self, kinds: Set[Kind], role: str) -> bool:
         """Whether one of these faults meets a process of that role."""
         return any(fault.kind in kinds and role in fault.roles for fault in self.faults)
 
@@ -116,7 +142,23 @@ def plan_of(seed: str, manners: frozenset[Manner] = frozenset(Manner)) -> Plan:
     orders = tuple(
         replace(order, shape=apart.choice(SHAPES_OF_CHOICES)) if apart.random() < SHARE_OF_CHOICES else order for order in orders
     )
-    return Plan(seed, orders, tuple(faults))
+    doors = random.Random(f"doors of {seed}")
+    return Plan(seed, tuple(_at_a_door(doors, order) for order in orders), tuple(faults))
+
+
+def _at_a_door(rng: random.Random, order: Order) -> Order:
+    """The order of one of the tenants, and maybe of a client that speaks HTTP."""
+    order = replace(order, tenant=rng.choice(TENANTS))
+    http, chat, stream, limit = (
+        rng.random() < share for share in (SHARE_OF_HTTP, SHARE_OF_CHATS, SHARE_OF_STREAMS, SHARE_OF_LIMITS)
+    )
+    talk, limit_s = rng.choice(SHAPES_OF_CHATS), rng.uniform(*LIMIT_S)
+    if not http:
+        return order
+    shape = talk if chat else order.shape
+    # What is told when all has ended is no stream.
+    door = Door.STREAM if stream and not shape.final_only else Door.WHOLE
+    return replace(order, shape=shape, door=door, limit_s=limit_s if limit and order.manner is Manner.READ else 0.0)
 
 
 def order_of(rng: random.Random, manners: frozenset[Manner], shapes: Sequence[Shape] = SHAPES) -> Order:

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 
 import grpc
 import grpc.aio
@@ -15,9 +14,12 @@ from tandem_cli.client import connect
 from tests.chaos.cell import STORE, ChaosCell
 from tests.chaos.clients import PATIENCE_S, Client, Story
 from tests.chaos.faults import strike
+from tests.chaos.http_answers import HttpStory
+from tests.chaos.http_clients import AnyClient, HttpClient
 from tests.chaos.judge import ATTACHES, judge
-from tests.chaos.plan import Kind, Manner, Plan
-from tests.chaos.undisturbed import Undisturbed
+from tests.chaos.judge_http import judge_http
+from tests.chaos.plan import Door, Kind, Manner, Order, Plan
+from tests.chaos.undisturbed import Expected, Undisturbed
 from tests.e2e.cells import fresh_id
 from tests.waiting import until
 
@@ -35,11 +37,12 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What came of one client. wrong: why that cannot be right; empty: it is."""
+    """What came of one client. wrong: why that cannot be right; empty: it is. refusals: how often it was told to come back."""
 
     outcome: str
     tokens: int
     wrong: str = ""
+    refusals: int = 0
 
 
 async def play(
@@ -52,44 +55,52 @@ async def play(
     pace = pace or Pace()
     expected = [undisturbed[order.shape] for order in plan.orders]
     forgetful = plan.hits({Kind.KILL, Kind.TERM}, STORE)
-    client = partial(Client, attaches=ATTACHES, forgetful=forgetful, patience_s=pace.patience_s)
-    clients = [
-        client(order, order.shape.request(fresh_id(f"chaos-{plan.seed}"), tokenizer), cell.routers) for order in plan.orders
-    ]
-    twins = [
-        client(order, first.request, (cell.routers[1], cell.routers[0]))
-        for order, first in zip(plan.orders, clients, strict=True)
-        if order.manner is Manner.TWICE
-    ]
+
+    def client(order: Order, request_id: str, turned: bool = False) -> AnyClient:
+        routers, doors = (pair[::-1] if turned else pair for pair in (cell.routers, cell.doors))
+        if order.door is not Door.GRPC:
+            return HttpClient(order, request_id, tokenizer, doors, routers, pace.patience_s)
+        request = order.shape.request(request_id, tokenizer)
+        return Client(order, request, routers, attaches=ATTACHES, forgetful=forgetful, patience_s=pace.patience_s)
+
+    clients = [client(order, fresh_id(f"chaos-{plan.seed}")) for order in plan.orders]
+    twins = [client(one.order, one.story.request_id, turned=True) for one in clients if one.order.manner is Manner.TWICE]
     await _run(cell, plan, clients, twins, expected, asyncio.Semaphore(pace.at_once) if pace.at_once else nullcontext())
     for process in cell.processes.values():
         await process.become_ready()
-    by_id = {one.request.request_id: what for one, what in zip(clients, expected, strict=True)}
+    by_id = {one.story.request_id: what for one, what in zip(clients, expected, strict=True)}
     judged = []
     for one in (*clients, *twins):
         story = one.story
         try:
             record = await _record(cell, story, forgetful=forgetful)
-            judged.append(Judged(judge(plan, one.order, story, by_id[story.request_id], record), story.tokens))
+            outcome = _judge(plan, one, by_id[story.request_id], record)
+            judged.append(Judged(outcome, story.tokens, refusals=sum(call.refused for call in story.connections)))
         except AssertionError as wrong:
             judged.append(Judged("wrong", story.tokens, f"{story.request_id} ({one.order}): {wrong}\n{_told(story)}"))
     return judged
 
 
+def _judge(plan: Plan, client: AnyClient, expected: Expected, record: pb.RequestRecord | None) -> str:
+    if isinstance(client, HttpClient):
+        return f"{judge_http(plan, client.order, client.story, expected, record)} by HTTP"
+    return judge(plan, client.order, client.story, expected, record)
+
+
 async def _run(
     cell: ChaosCell,
     plan: Plan,
-    clients: Sequence[Client],
-    twins: Sequence[Client],
-    expected: Sequence[object],
+    clients: Sequence[AnyClient],
+    twins: Sequence[AnyClient],
+    expected: Sequence[Expected],
     gate: AbstractAsyncContextManager[None],
 ) -> None:
     # A twin asks while its first does: both pass the gate together.
-    others = {twin.request.request_id: twin for twin in twins}
+    others = {twin.story.request_id: twin for twin in twins}
 
-    async def pair(client: Client) -> None:
+    async def pair(client: AnyClient) -> None:
         async with gate:
-            twin = others.get(client.request.request_id)
+            twin = others.get(client.story.request_id)
             await asyncio.gather(client.run(), *([twin.run()] if twin else []))
 
     async with asyncio.TaskGroup() as tasks:
@@ -99,7 +110,7 @@ async def _run(
             tasks.create_task(strike(cell, fault, clients, expected))
 
 
-async def _record(cell: ChaosCell, story: Story, *, forgetful: bool) -> pb.RequestRecord | None:
+async def _record(cell: ChaosCell, story: Story | HttpStory, *, forgetful: bool) -> pb.RequestRecord | None:
     """The record once it is terminal, from both routers alike; None when there is none."""
     found: list[pb.RequestRecord | None] = []
     for address in cell.routers:
@@ -126,9 +137,10 @@ async def _record(cell: ChaosCell, story: Story, *, forgetful: bool) -> pb.Reque
     return one if one is not None else other
 
 
-def _told(story: Story) -> str:
+def _told(story: Story | HttpStory) -> str:
     """What a client got, for people."""
-    connections = "\n".join(
-        f"  {one.call} at router-{one.router}: terminal={one.terminal} {one.status.name} {one.said}" for one in story.connections
-    )
+    if isinstance(story, HttpStory):
+        calls = "\n".join(f"  {call}" for call in story.connections)
+        return f"{story.tokens} tokens\n{calls}\n{story.told} {story.usage}"
+    connections = "\n".join(f"  {one}" for one in story.connections)
     return f"{len(story.events)} events, {story.tokens} tokens\n{connections}\n{story.completed}"

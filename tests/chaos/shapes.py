@@ -59,7 +59,28 @@ class Shape:
             request.text = self.text
         return request
 
+    @property
+    def path(self) -> str:
+        """Where the HTTP door takes it."""
+        return "/v1/chat/completions" if self.chat else "/v1/completions"
 
+    def body(self, tokenizer: Tokenizer, *, stream: bool) -> dict[str, object]:
+        """The same for the HTTP door, by its names; the id is a header there. Shapes with a grammar or an adapter have none."""
+        assert self.grammar is None and not self.adapter
+        values: dict[str, object] = {"max_tokens": self.max_output_tokens, "temperature": self.temperature, "seed": self.seed}
+        values |= {**self.sampling, **{_STOP_NAMES.get(name, name): value for name, value in self.stop.items()}}
+        values |= {name: value for name, value in (("n", self.choices), ("best_of", self.best_of)) if value}
+        if self.chat:
+            values["messages"] = [{"role": "user", "content": self.text}]
+        else:
+            values["prompt"] = tokenizer.encode(self.text)[: self.prompt_tokens] if self.prompt_tokens else self.text
+        if stream:
+            values |= {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+        return values
+
+
+#: Fields of StopParams by their names at the HTTP door, where these differ.
+_STOP_NAMES = {"sequences": "stop", "min_output_tokens": "min_tokens"}
 #: Lengths at a page's border, prompts of one, two and several chunks, every way to choose a token and to end.
 SHAPES = (
     Shape("one token in", 24, prompt_tokens=1),
@@ -94,4 +115,10 @@ SHAPES_OF_CHOICES = (
     ),
     Shape("the likeliest of two", 24, prompt_tokens=33, temperature=1.0, seed=23, final_only=True, choices=1, best_of=2),
     Shape("two of three", 24, text="Dear reader,", temperature=0.9, seed=24, final_only=True, choices=2, best_of=3),
+)
+#: Conversations, as most of them come to the HTTP door.
+SHAPES_OF_CHATS = (
+    Shape("chat, drawn", 48, text="Tell me of a harbour at dawn.", chat=True, temperature=0.8, seed=25, sampling={"top_p": 0.9}),
+    Shape("chat of two chunks", 32, text=_STORY * 12, chat=True, temperature=0.6, seed=26),
+    Shape("chat in two choices", 32, text="Name a river.", chat=True, temperature=0.9, seed=27, choices=2),
 )

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from models import Tokenizer
-from tests.chaos.cell import ChaosCell, chaos_cell
+from tests.chaos.cell import FLAGS, ChaosCell, chaos_cell
 from tests.chaos.inspection import Watch, at_rest
-from tests.chaos.judge import ATTACHES
+from tests.chaos.judge import ATTACHES, TENANT_AT_ONCE
 from tests.chaos.plan import Kind, Manner, Plan, plan_of
 from tests.chaos.playing import play
 from tests.chaos.undisturbed import Undisturbed
@@ -30,6 +30,10 @@ ROOT = Path(__file__).resolve().parents[2]
 FIRST = int(os.environ.get("FIRST", "0"))
 #: Of a failure, beside the folder that holds all of it.
 TOLD_CHARACTERS = 1000
+#: Among so many rounds a client that speaks HTTP is served.
+MANY_ROUNDS = 10
+#: What one tenant may hold: pages at both routers together, enough for the largest of the requests, and requests at each router.
+LIMITS = {"tenant-pages": 30, "tenant-tokens": 420, "tenant-concurrent-requests": TENANT_AT_ONCE}
 MANNERS = frozenset(Manner) if ATTACHES else frozenset(Manner) - {Manner.RETURN, Manner.TWICE}
 
 
@@ -61,7 +65,10 @@ class Arena:
 
 @pytest.fixture(scope="module")
 def arena() -> Iterator[Arena]:
-    with tempfile.TemporaryDirectory(prefix="tandem-chaos-") as folder, chaos_cell(Path(folder)) as cell:
+    with (
+        tempfile.TemporaryDirectory(prefix="tandem-chaos-") as folder,
+        chaos_cell(Path(folder), {**FLAGS, "router": {**FLAGS["router"], **LIMITS}}) as cell,
+    ):
         yield Arena(cell)
 
 
@@ -90,6 +97,7 @@ async def test_nothing_grew(arena: Arena) -> None:
         pytest.skip("there was no round")
     print(f"\n{arena.watch.sizes(arena.cell)}\n{dict(arena.outcomes)}")
     assert arena.outcomes["served"]
+    assert arena.outcomes["served by HTTP"] or arena.played < MANY_ROUNDS
 
 
 async def _round(arena: Arena, plan: Plan, tokenizer: Tokenizer) -> list[str]:
@@ -104,7 +112,7 @@ async def _round(arena: Arena, plan: Plan, tokenizer: Tokenizer) -> list[str]:
     assert not faults, "\n".join(faults)
     grown = arena.watch.measure(cell)
     assert not grown, "\n".join(grown)
-    return [one.outcome for one in judged]
+    return [one.outcome for one in judged] + ["refused for its tenant"] * sum(one.refusals for one in judged)
 
 
 async def _prepare(arena: Arena) -> None:

@@ -10,6 +10,7 @@ import grpc
 import grpc.aio
 
 from models import Tokenizer
+from router.router_peers import TENANT_KEY
 from tandem.v1 import inference_pb2 as pb
 from tandem_cli.client import connect
 from tests.chaos.clients import Story
@@ -27,13 +28,14 @@ SETTLED_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What a shape gives undisturbed: its outputs by index, and the counts of all together."""
+    """What a shape gives undisturbed: its outputs by index, and the counts of all together. billed_tokens: None, not known."""
 
     outputs: dict[int, Output]
     finish_reason: int
     prompt_tokens: int
     selected_tokens: int
     returned_tokens: int
+    billed_tokens: int | None = None
 
 
 class Undisturbed:
@@ -64,7 +66,10 @@ async def _expected(stub: Any, shape: Shape, tokenizer: Tokenizer) -> Expected:
     while True:
         story = Story("", shape.several)
         try:
-            async for event in stub.Generate(shape.request(fresh_id("undisturbed"), tokenizer), timeout=ANSWER_S):
+            request_id = fresh_id("undisturbed")
+            # Each for a tenant of its own: no limit of tenants is met.
+            call = stub.Generate(shape.request(request_id, tokenizer), timeout=ANSWER_S, metadata=((TENANT_KEY, request_id),))
+            async for event in call:
                 story.take(event, len(story.events))
             break
         except grpc.aio.AioRpcError as error:
@@ -75,5 +80,5 @@ async def _expected(stub: Any, shape: Shape, tokenizer: Tokenizer) -> Expected:
     assert completed is not None, f"{shape.name} undisturbed: no end"
     assert completed.state == pb.REQUEST_STATE_FINISHED, f"{shape.name} undisturbed: {completed}"
     usage = completed.usage
-    counts = (usage.prompt_tokens, usage.selected_tokens, usage.returned_tokens)
+    counts = (usage.prompt_tokens, usage.selected_tokens, usage.returned_tokens, usage.billed_tokens)
     return Expected(story.outputs, completed.finish_reason, *counts)

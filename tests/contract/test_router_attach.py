@@ -6,6 +6,7 @@ import grpc
 import pytest
 
 from tandem.v1 import inference_pb2 as pb
+from tests.fake_member import Gate
 from tests.redis_server import cell, redis_url
 from tests.router_world import Answer, World, request, router_world, until
 
@@ -219,6 +220,25 @@ async def test_beyond_the_next_event_there_is_nothing_to_attach_to(redis_url: st
         await world.at_rest()
 
 
+async def test_where_a_repeat_just_begins_nobody_is_told_that_his_events_are_still_to_come(redis_url: str, cell: str) -> None:
+    """Whether the request runs here or elsewhere is not known before the store has said so."""
+    async with router_world(redis_url, cell, routers=2) as world:
+        call, seen = await begun(world, 3)
+        gate = world.links[1].gates["begin"] = Gate()
+        gate.hold()
+        again = world.clients[1].begin(request("r1"))
+        await until(lambda: _reached(gate), 1)
+        rest = asyncio.create_task(world.clients[1].attach("r1", 3))
+        await world.clients[1].get("r1")  # a call that came after it has been answered
+        gate.release()
+        world.decode.script.output.release()
+        answer = await rest
+        assert (answer.code, joined(seen, answer.events).text) == (grpc.StatusCode.OK, TEXT)
+        assert len([event async for event in _rest(call)]) == 7
+        assert (await again).text == TEXT and len(world.decode.opens) == 1
+        await world.at_rest()
+
+
 async def test_readers_are_bounded(redis_url: str, cell: str) -> None:
     async with router_world(redis_url, cell, attach_readers=2) as world:
         call, _ = await begun(world, 1)
@@ -332,6 +352,10 @@ async def _adopted(world: World) -> list[str]:
 
 async def _seats(world: World) -> int:
     return len(world.decode.seats)
+
+
+async def _reached(gate: Gate) -> int:
+    return gate.reached
 
 
 async def _rest(call: object):

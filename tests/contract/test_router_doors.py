@@ -55,9 +55,62 @@ async def test_a_full_queue_refuses_with_quota_and_delay(redis_url: str, cell: s
         await world.at_rest()
 
 
+async def test_a_full_queue_keeps_nobody_from_a_request_that_runs_elsewhere(redis_url: str, cell: str) -> None:
+    """It needs no room here; its client may have lost the router that has it."""
+    acme = {"metadata": (("tandem-tenant", "acme"),)}
+    changes = {"queue_requests": 1, "tenant_pages": 1, "trust_tenant_header": True}
+    async with router_world(redis_url, cell, routers=2, **changes) as world:
+        world.decode.script.output.hold()
+        running = []
+        for router, name, call, state in ((0, "r0", acme, "decoding"), (1, "r1", {}, "decoding"), (1, "r2", {}, "queued")):
+            running.append(world.clients[router].begin(request(name), **call))
+            await world.clients[1 - router].until_state(name, state)  # as the store has it
+        for name, text, reason in (("r3", "hello", "QUEUE_FULL"), ("r0", "another", "IDEMPOTENCY_KEY_REUSED")):
+            refused = await world.clients[1].generate(request(name, text), **acme)
+            assert refused.error is not None and refused.error.reason == reason
+        again = world.clients[1].begin(request("r0"), **acme)
+        world.decode.script.output.release()
+        answers = await asyncio.gather(again, *running)
+        assert [answer.code for answer in answers] == [grpc.StatusCode.OK] * 4
+        assert answers[0].events == answers[1].events and len(world.decode.opens) == 3
+        await world.at_rest()
+
+
+@pytest.mark.parametrize("limits", [{"tenant_concurrent_requests": 1}, {"tenant_tokens_per_s": 0.001, "tenant_token_burst": 8}])
+async def test_a_tenants_limit_keeps_nobody_from_a_request_that_runs_elsewhere(
+    redis_url: str, cell: str, limits: dict[str, float]
+) -> None:
+    async with router_world(redis_url, cell, routers=2, **limits) as world:
+        world.decode.script.output.hold()
+        first, beside = world.client.begin(request("r0")), world.clients[1].begin(request("r1"))
+        for client, name in ((world.clients[1], "r0"), (world.client, "r1")):
+            await client.until_state(name, "decoding")  # as the store has it
+        refused = await world.clients[1].generate(request("r2"))
+        assert refused.error is not None and refused.error.reason in ("TENANT_CONCURRENCY", "TENANT_TOKEN_RATE")
+        again = world.clients[1].begin(request("r0"))
+        world.decode.script.output.release()
+        answers = await asyncio.gather(first, again, beside)
+        assert [answer.code for answer in answers] == [grpc.StatusCode.OK] * 3
+        assert answers[0].events == answers[1].events and len(world.decode.opens) == 2
+        await world.at_rest()
+
+
 async def test_no_members_is_unavailable_and_leaves_nothing(redis_url: str, cell: str) -> None:
     async with router_world(redis_url, cell) as world:
         await world.prefill.stop()
+
+        async def code() -> str:
+            answer = await world.client.generate(request("r1"))
+            return answer.error.reason if answer.error else ""
+
+        await until(code, "NO_MEMBER")
+
+
+async def test_without_a_decode_member_no_limit_of_pages_is_met(redis_url: str, cell: str) -> None:
+    """Nobody knows how large a page is: the request may come again, it is not too long."""
+    async with router_world(redis_url, cell, tenant_pages=1, total_pages=1) as world:
+        assert (await world.client.generate(request("r0"))).code is grpc.StatusCode.OK
+        await world.decode.stop()
 
         async def code() -> str:
             answer = await world.client.generate(request("r1"))

@@ -10,9 +10,11 @@ from kv_transfer.plan import Notice
 from kv_transfer.ports import Push
 from tandem.v1 import inference_pb2 as pb
 from tests.simulation.cell import Cell, Host
+from tests.simulation.client_plans import OVERALL_S, Behaviour
 from tests.simulation.clients import Clients, Seen
 from tests.simulation.loop import BEGIN_S, BEGIN_WALL_S
-from tests.simulation.scenario import OVERALL_S, SEND_TIMEOUT_S, Behaviour, FaultKind, Scenario
+from tests.simulation.scenario import SEND_TIMEOUT_S, FaultKind, Scenario
+from tests.simulation.tenants import CONCURRENCY, may_be_refused, over_budget
 from tests.simulation.wires import WINDOW_BYTES
 
 #: Seconds from a cancel's answer, and from the end of a clock, to the end of the call, when nothing goes wrong.
@@ -99,6 +101,10 @@ class Checks:
                 stream, limit = route.stream, max(bounds.buffer_bytes, bounds.replay_bytes // 2)
                 if stream.unsent_bytes > limit + 4096:
                     self.found(f"{host.name} holds {stream.unsent_bytes} bytes for one client; the limit is {limit}")
+        # A store that has forgotten what is held, or was not asked, lets in more.
+        if not {fault.kind for fault in self._scenario.faults} & _STORES:
+            for fault in over_budget(self.cell):
+                self.found(fault)
         for fault in self.cell.faults:
             self.found(fault)
         for fault in self.cell.fabric.trespasses:
@@ -192,6 +198,8 @@ class Checks:
             return True
         if seen.reason == "SLOW_CONSUMER":
             return seen.plan.behaviour is Behaviour.SLOW and self._was_too_slow(seen)
+        if seen.reason in (CONCURRENCY, "TENANT_QUEUE_FULL") and seen.plan.tenant:
+            return may_be_refused(seen.plan, self._scenario.clients, self._scenario.shape, seen.reason)
         return seen.reason in _NO_ROOM
 
     @staticmethod
@@ -230,7 +238,9 @@ class Checks:
         accepted = [one.answered_at for one in seen.cancels if one.answer is not None]
         if accepted and seen.ended_at and seen.ended_at > max(min(accepted), seen.sent_at, seen.back_at) + bound + pause:
             self.found(f"{seen.plan.request_id} ended {seen.ended_at - min(accepted):.2f} s after its cancel was answered")
-        if self._scenario.calm and seen.record is not None and seen.record.HasField("cancel_effective_at"):
+        # A cancel waits for a request that was refused before it, and is to come again.
+        at_once = self._scenario.calm and not seen.refused
+        if at_once and seen.record is not None and seen.record.HasField("cancel_effective_at"):
             asked_at, effective_at = seen.record.cancel_requested_at, seen.record.cancel_effective_at
             took_s = (effective_at.ToNanoseconds() - asked_at.ToNanoseconds()) / 1e9
             if took_s > bound + pause:

@@ -13,8 +13,9 @@ from tandem.v1 import inference_pb2 as pb
 from tandem.v1 import inference_pb2_grpc
 from tests.simulation.channel import Channel
 from tests.simulation.choices_seen import ChoicesSeen
+from tests.simulation.client_plans import Behaviour, ClientPlan
 from tests.simulation.loop import Process
-from tests.simulation.scenario import Behaviour, ClientPlan
+from tests.simulation.tenants import CONCURRENCY, metadata_of
 from tests.simulation.told_text import most_returned, output_of, text_fault, usual_reason
 from tests.simulation.wires import FRAME_BYTES, Network
 
@@ -40,7 +41,7 @@ class Seen:
     """What one client saw. `status` is None while a call is open; `left`: it went by itself and is away, `went`: at some time.
 
     `back_at`: when it came back last. `gap`: it has the end, but not all before it. `taken`: when it took each event, and how
-    many bytes of the window that gave back.
+    many bytes of the window that gave back. `refused`: its tenant had too much, and it was to come again.
     """
 
     plan: ClientPlan
@@ -59,6 +60,7 @@ class Seen:
     calls: int = 0
     went: bool = False
     gap: bool = False
+    refused: bool = False
     events: dict[int, Any] = field(default_factory=dict)
     taken: list[tuple[float, int]] = field(default_factory=list)
     cancels: list[CancelSeen] = field(default_factory=list)
@@ -122,7 +124,7 @@ class Clients(Process):
         plan, loop = seen.plan, asyncio.get_running_loop()
         await asyncio.sleep(plan.at_s)
         seen.sent_at = loop.time()
-        call = self.stub(plan.router).Generate(plan.request(), timeout=plan.timeout_s)
+        call = self.stub(plan.router).Generate(plan.request(), timeout=plan.timeout_s, metadata=metadata_of(plan))
         self._note(plan.request_id, f"sent to router-{plan.router}")
         first = 0
         await self._one_call(seen, call, first)
@@ -151,12 +153,12 @@ class Clients(Process):
         seen.back_at = asyncio.get_running_loop().time()
         self._note(plan.request_id, f"back at router-{router % self.routers} from {first}")
         if plan.back_by_generate or not seen.events:
-            return stub.Generate(plan.request())
-        return stub.Attach(pb.AttachRequest(request_id=plan.request_id, next_sequence_no=first))
+            return stub.Generate(plan.request(), metadata=metadata_of(plan))
+        return stub.Attach(pb.AttachRequest(request_id=plan.request_id, next_sequence_no=first), metadata=metadata_of(plan))
 
     def _comes_back(self, seen: Seen) -> bool:
         """Whether another call may bring more."""
-        return seen.left or seen.status is grpc.StatusCode.UNAVAILABLE
+        return seen.left or seen.status is grpc.StatusCode.UNAVAILABLE or seen.reason == CONCURRENCY
 
     async def _one_call(self, seen: Seen, call: Any, first: int) -> None:
         """One stream, from event `first` on."""
@@ -172,6 +174,7 @@ class Clients(Process):
                 raise
         except AioRpcError as error:
             seen.status, seen.reason = error.code(), details_from(error).reason
+            seen.refused = seen.refused or seen.reason == CONCURRENCY
         else:
             if not seen.left:
                 seen.status = grpc.StatusCode.OK

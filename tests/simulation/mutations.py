@@ -13,6 +13,7 @@ from kv_transfer.plan import Notice
 from router.progress import Progress
 from router.redis_scripts import NAMES, script
 from router.stop import Stop
+from router.tenant_limits import TenantLimits
 from tests.simulation.cell import Host, Making
 from tests.simulation.world import run
 
@@ -285,6 +286,17 @@ def _siblings_cancelled_too(scheduler: Any, host: Host) -> None:
     scheduler._handlers[EndChoice] = all_of
 
 
+class _CountsOn(TenantLimits):
+    __slots__ = ()
+
+    def ended(self, tenant: str, chosen_tokens: int, now: float) -> None:
+        pass
+
+
+def _counts_on(parts: Any, host: Host) -> None:
+    parts.routes.cell.tenants.__class__ = _CountsOn
+
+
 def lua(*changes: tuple[str, str]) -> Callable[[str], str]:
     """Other texts in the store's scripts."""
     for before, _ in changes:
@@ -311,6 +323,7 @@ _ALL_DEAD = (
     ("'-inf', now, 'BYSCORE', 'LIMIT'", "'-inf', '+inf', 'BYSCORE', 'LIMIT'"),
     ("return { alive and 1 or 0", "return { 0"),
 )
+_BEYOND = ("if taken + claim.amount > claim.limit then", "if false then")
 
 MUTATIONS: dict[str, Making] = {
     "pages are free before the writer has answered": Making(plant=decode(_free_before_drain)),
@@ -341,6 +354,8 @@ MUTATIONS: dict[str, Making] = {
     "a write that was overtaken is carried out, of an earlier attempt too": Making(scripts=lua(*_ANY_ORDER)),
     "a request of a living router is adopted": Making(scripts=lua(_ADOPTS_FROM_ALL)),
     "every router is held to be dead, wherever it is asked": Making(scripts=lua(_ADOPTS_FROM_ALL, *_ALL_DEAD)),
+    "a tenant's request that has ended counts on": Making(plant=router(_counts_on)),
+    "the store gives tickets beyond every limit": Making(scripts=lua(_BEYOND)),
     "a repeated ticket is counted twice": Making(
         scripts=lua(("redis.call('HSETNX', reserved, field, claim.amount) == 1", "redis.call('HSET', reserved, field, 1) >= 0"))
     ),

@@ -58,6 +58,10 @@ class StoreServer:
             self._data.clear()
             self._expiry.clear()
 
+    def hash_of(self, key: str) -> dict[str, str]:
+        """A hash as it is now, for who looks from outside."""
+        return dict(self._data.get(key, {}))
+
     def now(self) -> float:
         """Its clock on the wall."""
         return BEGIN_WALL_S + self.network.loop.time() - BEGIN_S + self.process.wall_offset_s

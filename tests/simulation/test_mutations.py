@@ -16,7 +16,7 @@ SHOWN_BY = {
     "a Drain is answered while writes are in flight": 9,
     "source pages leak": 2,
     "the terminal event is sent twice": 1,
-    "a cancel is forgotten in the queue": 72,
+    "a cancel is forgotten in the queue": 136,
     "a ticket is not given back": 2,
     "the last token is told twice to the next member": 49,
     "a sequence number is used again": 25,
@@ -27,7 +27,7 @@ SHOWN_BY = {
     "a tombstone is lost": 1,
     "a hand-over is committed twice": 14,
     "a hand-over is committed after it was taken back": 4,
-    "output of an earlier attempt is taken for the present one": 82,
+    "output of an earlier attempt is taken for the present one": 86,
     "decode takes a prompt for any other of its length": 1,
     "prefill takes a prompt for any other of its length": 2,
     "a page is found before it is full": 111,
@@ -35,6 +35,8 @@ SHOWN_BY = {
     "a write that was overtaken is carried out, of an earlier attempt too": 42,
     "a request of a living router is adopted": 57,
     "every router is held to be dead, wherever it is asked": 2,
+    "a tenant's request that has ended counts on": 1,
+    "the store gives tickets beyond every limit": 164,
     "a repeated ticket is counted twice": 1,
 }
 #: Worlds within which each mistake has to be found: what takes more is as good as missed.

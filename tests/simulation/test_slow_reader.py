@@ -7,9 +7,10 @@ import pytest
 
 from tandem.v1 import inference_pb2 as pb
 from tests.simulation.checks import Checks
+from tests.simulation.client_plans import Behaviour
 from tests.simulation.clients import Seen
 from tests.simulation.loop import BEGIN_S, BEGIN_WALL_S
-from tests.simulation.scenario import SEND_TIMEOUT_S, Behaviour, draw
+from tests.simulation.scenario import SEND_TIMEOUT_S, draw
 from tests.simulation.wires import WINDOW_BYTES
 from tests.simulation.world import World
 

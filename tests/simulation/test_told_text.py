@@ -8,10 +8,11 @@ import pytest
 from engine.sampling_params import SamplingParams
 from tandem.v1 import inference_pb2 as pb
 from tests.simulation.cell import Shape
+from tests.simulation.client_plans import Cancel, ClientPlan
 from tests.simulation.clients import Clients
 from tests.simulation.loop import VirtualLoop
 from tests.simulation.model import Reference
-from tests.simulation.scenario import Cancel, ClientPlan, Scenario
+from tests.simulation.scenario import Scenario
 from tests.simulation.told_text import most_returned, output_of, text_fault
 from tests.simulation.wires import Network, Weather
 from tests.simulation.world import World

@@ -14,10 +14,11 @@ from rpc import clocks
 from tandem.v1 import inference_pb2 as pb
 from tests.simulation.cell import Cell, Making
 from tests.simulation.checks import ENDED, Checks
+from tests.simulation.client_plans import OVERALL_S
 from tests.simulation.clients import Clients
 from tests.simulation.faults import Injector
 from tests.simulation.loop import BEGIN_S, VirtualLoop
-from tests.simulation.scenario import OVERALL_S, Scenario, draw
+from tests.simulation.scenario import Scenario, draw
 from tests.simulation.store_watch import RecordWatch
 
 #: Lines of the history that are kept of each request, and of what happened to the cell.

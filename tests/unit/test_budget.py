@@ -105,6 +105,14 @@ def test_never_fits_is_exact_and_its_limit_is_true(prompt: int, output: int, pag
     assert again is None or again.sentence != refused.sentence
 
 
+def test_without_a_decode_member_nobody_can_say_how_many_pages_a_request_needs() -> None:
+    unknown, limits = Capacity(context_tokens=2048, page_tokens=0, member_pages=0), Limits(tenant_pages=4, total_pages=6)
+    assert never_fits(1000, 1048, unknown, limits, outputs=8) is None
+    assert unknown.most_tokens == unknown.most_tokens_of(1000, 8) == 2048
+    assert never_fits(1000, 1049, unknown, limits) is not None, "the context is the model's own"
+    assert never_fits(1000, 24, unknown, Limits(tenant_tokens=999)) is not None
+
+
 def test_claims_of_a_split_cell_and_of_an_aggregated_one() -> None:
     demand, limits = Demand(prefill_tokens=100, pages=9), Limits(tenant_tokens=1000, tenant_pages=90, total_pages=900)
     split = claims(demand, Seats("acme", "decode-0", 64, "prefill-0", 512), limits)

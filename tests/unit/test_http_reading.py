@@ -72,9 +72,40 @@ def test_ranked_choices_are_numbered_as_they_are_told() -> None:
     reading = Reading(0, 2, ranked=True)
     reading.take(started())
     ends = [pb.ChoiceEnded(index=index, finish_reason=pb.FINISH_REASON_MODEL_ERROR) for index in (4, 0)]
-    pieces = [reading.take(event(1 + number, choice_ended=one))[0] for number, one in enumerate(ends)]
-    assert [(one.index, one.finish_reason) for one in pieces] == [(0, "abort"), (1, "abort")]
-    assert reading.take(completed(3)) == []
+    assert [reading.take(event(1 + number, choice_ended=one)) for number, one in enumerate(ends)] == [[], []]
+    assert [(one.index, one.finish_reason) for one in reading.take(completed(3))] == [(0, "abort"), (1, "abort")]
+
+
+@pytest.mark.parametrize(
+    ("reason", "cause", "state"),
+    [
+        (pb.FINISH_REASON_CANCELLED, "client_cancel", pb.REQUEST_STATE_CANCELLED),
+        (pb.FINISH_REASON_TRANSPORT_ERROR, "router_lost", FAILED),
+        (pb.FINISH_REASON_DEADLINE_EXCEEDED, "rpc_deadline", FINISHED),
+    ],
+)
+def test_no_choice_has_an_end_that_is_its_requests_failure(reason: int, cause: str, state: int) -> None:
+    reading = Reading(0, 3, ranked=False)
+    reading.take(started())
+    (well,) = reading.take(event(1, choice_ended=pb.ChoiceEnded(index=1, finish_reason=pb.FINISH_REASON_EOS)))
+    assert well.finish_reason == "stop"
+    for number, index in ((2, 0), (3, 2)):
+        ended = pb.ChoiceEnded(index=index, finish_reason=reason, cause=cause, text="x")
+        assert reading.take(event(number, choice_ended=ended)) == []
+    assert reading.take(completed(4, reason, cause=cause, state=state)) == []
+
+
+def test_a_choice_that_was_cancelled_alone_has_its_end_with_the_others() -> None:
+    reading = Reading(0, 2, ranked=False)
+    reading.take(started())
+    alone = pb.ChoiceEnded(index=0, finish_reason=pb.FINISH_REASON_CANCELLED, cause="client_cancel")
+    assert reading.take(event(1, choice_ended=alone)) == []
+    (other,) = reading.take(event(2, choice_ended=pb.ChoiceEnded(index=1, finish_reason=pb.FINISH_REASON_EOS, text="x")))
+    (first,) = reading.take(completed(3))
+    assert [(one.index, one.finish_reason, one.stop_reason) for one in (other, first)] == [
+        (1, "stop", None),
+        (0, "abort", "client_cancel"),
+    ]
 
 
 def test_an_end_whose_output_is_gone_is_an_error() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from bench.growth.live_cases import Known, known
 from lifecycle.adapters import Adapter
 from lifecycle.record import AttemptKey
-from router.budget import Limits
+from router.budget import Budget, Limits, Resource, Scope
 from router.member_facts import MemberLoad, Role
 from router.pool_views import PoolViews
 from router.queue import QueueLimits, Waiting, WaitTooLong
@@ -229,3 +229,22 @@ def test_prompts_are_offered_once_and_ready_once() -> None:
     turnstile.queue.remove("r11")
     turnstile.committed(last, now)  # it holds nothing yet
     assert turnstile.queue.statistics().offered_tokens == 56 and turnstile.ready_tokens == 0
+
+
+@pytest.mark.parametrize(("prompt", "limits"), [(50, Limits(tenant_tokens=50, total_tokens=50)), (400, Limits())])
+def test_a_prompt_as_long_as_may_be_in_work_comes_to_work_again_with_what_was_chosen(prompt: int, limits: Limits) -> None:
+    """Its decode member was lost: the next prompt is longer than the budget of its tenant, or than a member's queue, ever is."""
+    gate = Turnstile(Pools(), AdmissionSettings(QueueLimits(), limits), random.Random(1))
+    place = Place(Waiting("r", "t", 0, prompt, 0.0), prompt, 40, AttemptKey("r", 1))
+    gate.enter(place)
+    assert [*gate.look(1.0)] == [place]
+    gate.committed(place, 1.0)
+    place.key, place.chosen_tokens = AttemptKey("r", 2), 8
+    gate.again(place, (), 2.0)
+    assert [*gate.look(2.0)] == [place]
+    assert place.admitted is not None and place.admitted.demand.prefill_tokens == prompt + 8
+    held = gate.book.held(Budget(Resource.TOKENS, Scope.MEMBER, place.admitted.placement.prefill_member))
+    assert held == min(prompt + 8, 400) and gate.check() == []
+    assert gate.book.held(Budget(Resource.TOKENS, Scope.TENANT, "t")) == (limits.tenant_tokens or 0)
+    gate.leave(place, 3.0)
+    assert gate.book.statistics().held == {}
