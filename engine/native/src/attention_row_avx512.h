@@ -12,11 +12,16 @@ namespace tandem {
 
 constexpr int COLUMNS_AT_ONCE = 4;
 
-// The next block, half by half.
+// The next block, both halves side by side: the core itself fetches further in two pages of memory at once than in one.
 struct Next {
     Ahead halves[2];
+    int turn = 0;
 
-    void ask(int lines) { halves[1].ask(halves[0].ask(lines)); }
+    void ask_one() { halves[turn ^= 1].ask(1); }
+    void ask_both(int lines) {
+        halves[0].ask(lines);
+        halves[1].ask(lines);
+    }
 };
 
 // Two neighbouring places of bfloat16 in each lane.
@@ -57,7 +62,7 @@ static inline void turn_keys(const BlockRows& keys, int head_dim, __m512i* turne
             }
             transpose(lines);
             for (int pair = 0; pair < LANES; ++pair) turned[place + 2 * pair + half] = lines[pair];
-            next.ask(8);
+            next.ask_both(4);
         }
 }
 
@@ -79,7 +84,7 @@ static inline void score_columns(const __m512i* turned, const float* queries, in
             sums[column][0] = multiply_add(second_places(low), query, sums[column][0]);
             sums[column][1] = multiply_add(second_places(high), query, sums[column][1]);
         }
-        next.ask(1);
+        next.ask_one();
     }
 #pragma GCC unroll 4
     for (int column = 0; column < USED; ++column) {
@@ -155,7 +160,7 @@ static inline void mix_columns(const BlockRows& values, const float* weights, in
                 for (int part = 0; part < PARTS; ++part)
                     parts[column][part] = multiply_add(weight, value[part], parts[column][part]);
             }
-            next.ask(2);
+            next.ask_both(1);
         }
     }
 #pragma GCC unroll 4
