@@ -7,6 +7,7 @@
 
 #include "claims.h"
 #include "linear_finish.h"
+#include "pairs.h"
 #include "transpose.h"
 
 namespace tandem {
@@ -27,22 +28,6 @@ constexpr int NEAR_ELEMENTS = 1024;          // and from there into the first-le
 struct Inputs {
     f32x16 even[2], odd[2];
 };
-
-struct Pair {
-    f32x16 even, odd;
-};
-
-static inline Pair load_pair(const bf16* from) {
-    u32x16 both;
-    std::memcpy(&both, from, sizeof both);
-    return {(f32x16)(both << 16), (f32x16)(both & 0xffff0000u)};
-}
-
-static inline Pair load_pair(const int8_t* from) {
-    const __m512i both = _mm512_cvtepi16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
-    return {(f32x16)_mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(both, 24), 24)),
-            (f32x16)_mm512_cvtepi32_ps(_mm512_srai_epi32(both, 8))};
-}
 
 // Where the weights of two inputs lie in a panel, those of the second half TILE_ELEMENTS behind.
 static inline int place_of(int input) { return input / INPUT_BLOCK * (2 * TILE_ELEMENTS) + input % INPUT_BLOCK * LANES; }
