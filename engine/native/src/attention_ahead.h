@@ -21,13 +21,12 @@ public:
         gap_[0] = (apart - width) * static_cast<int64_t>(sizeof(bf16));
         gap_[1] = (cache.pool->token_stride - apart - width) * static_cast<int64_t>(sizeof(bf16));
     }
-    // How many of the lines were not to be had any more.
-    int ask(int lines) {
+    void ask(int lines) {
         if (lines < left_) {
             for (int line = 0; line < lines; ++line) __builtin_prefetch(next_ + line * LINE_BYTES, 0, 2);
             next_ += lines * LINE_BYTES;
             left_ -= lines;
-            return 0;
+            return;
         }
         for (; lines > 0 && runs_ > 0; --lines) {
             __builtin_prefetch(next_, 0, 2);
@@ -36,7 +35,6 @@ public:
             next_ += gap_[runs_ % 2];
             left_ = --runs_ > 0 ? run_ : 0;
         }
-        return lines;
     }
 
 private:

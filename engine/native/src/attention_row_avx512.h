@@ -12,11 +12,16 @@ namespace tandem {
 
 constexpr int COLUMNS_AT_ONCE = 4;
 
-// The next block, half by half.
+// The next block, both halves side by side: the core itself fetches further in two pages of memory at once than in one.
 struct Next {
     Ahead halves[2];
+    int turn = 0;
 
-    void ask(int lines) { halves[1].ask(halves[0].ask(lines)); }
+    void ask_one() { halves[turn ^= 1].ask(1); }
+    void ask_both(int lines) {
+        halves[0].ask(lines);
+        halves[1].ask(lines);
+    }
 };
 
 // Two neighbouring places of bfloat16 in each lane.
@@ -35,6 +40,36 @@ struct HalfRows {
 struct BlockRows {
     HalfRows halves[2];
     int64_t stride;
+};
+
+// Rows of one head that are needed soon, fetched into the first-level cache, a line of each half at a time: the core may have
+// dropped what Next asked for.
+class Soon {
+  public:
+    // Those that lie `offset` elements behind the given ones.
+    Soon(const BlockRows& rows, int64_t offset, int head_dim)
+        : low_(rows.halves[0].first + offset), high_(rows.halves[1].first + offset), gap_(rows.stride - head_dim),
+          lines_(head_dim / LINE), left_(lines_) {}
+
+    void ask() {
+        if (rows_ == 0) return;
+        __builtin_prefetch(low_);
+        __builtin_prefetch(high_);
+        int64_t step = LINE;
+        if (--left_ == 0) step += gap_, left_ = lines_, --rows_;
+        low_ += step, high_ += step;
+    }
+
+  private:
+    const bf16 *low_, *high_;
+    int64_t gap_;
+    int lines_, left_, rows_ = HALF_TOKENS;
+};
+
+// What is fetched while a block is worked on.
+struct Fetched {
+    Next& next;
+    Soon soon;
 };
 
 static inline BlockRows keys_of(const Cache& cache, int head, int first, int end) {
@@ -57,15 +92,15 @@ static inline void turn_keys(const BlockRows& keys, int head_dim, __m512i* turne
             }
             transpose(lines);
             for (int pair = 0; pair < LANES; ++pair) turned[place + 2 * pair + half] = lines[pair];
-            next.ask(8);
+            next.ask_both(4);
         }
 }
 
-// scores: [column][32 tokens], queries: [place][COLUMNS].
+// scores: [column][32 tokens], queries: [place][COLUMNS_AT_ONCE].
 template <int USED>
-static inline void score_columns(const __m512i* turned, const float* queries, int head_dim, float* scores, Next& next) {
+static inline void score_columns(const __m512i* turned, const float* queries, int head_dim, float* scores, Fetched& fetched) {
     f32x16 sums[USED][2] = {};
-    for (int place = 0; place < head_dim; place += 2, queries += 2 * COLUMNS) {
+    for (int place = 0; place < head_dim; place += 2, queries += 2 * COLUMNS_AT_ONCE) {
         const __m512i low = turned[place], high = turned[place + 1];
 #pragma GCC unroll 4
         for (int column = 0; column < USED; ++column) {
@@ -75,11 +110,12 @@ static inline void score_columns(const __m512i* turned, const float* queries, in
         }
 #pragma GCC unroll 4
         for (int column = 0; column < USED; ++column) {
-            const f32x16 query = splat(queries[COLUMNS + column]);
+            const f32x16 query = splat(queries[COLUMNS_AT_ONCE + column]);
             sums[column][0] = multiply_add(second_places(low), query, sums[column][0]);
             sums[column][1] = multiply_add(second_places(high), query, sums[column][1]);
         }
-        next.ask(1);
+        fetched.next.ask_one();
+        fetched.soon.ask();
     }
 #pragma GCC unroll 4
     for (int column = 0; column < USED; ++column) {
@@ -131,7 +167,7 @@ static inline bool weigh_row(Columns& columns, const float* scores, int tokens, 
 // sums[column] += weights[column][token] * values[token], for LINES lines: the even places of a line, then the odd ones.
 template <int USED, int LINES>
 static inline void mix_columns(const BlockRows& values, const float* weights, int place, int head_dim, float* sums,
-                               Next& next) {
+                               Fetched& fetched) {
     constexpr int PARTS = 2 * LINES;
     f32x16 parts[USED][PARTS];
 #pragma GCC unroll 4
@@ -155,7 +191,8 @@ static inline void mix_columns(const BlockRows& values, const float* weights, in
                 for (int part = 0; part < PARTS; ++part)
                     parts[column][part] = multiply_add(weight, value[part], parts[column][part]);
             }
-            next.ask(2);
+            fetched.next.ask_both(1);
+            fetched.soon.ask();
         }
     }
 #pragma GCC unroll 4
@@ -166,21 +203,21 @@ static inline void mix_columns(const BlockRows& values, const float* weights, in
 
 // A block of one kv head, for up to COLUMNS_AT_ONCE columns.
 template <int USED>
-static inline void score_all(int used, const __m512i* turned, const float* queries, int head_dim, float* scores, Next& next) {
+static inline void score_all(int used, const __m512i* turned, const float* queries, int head_dim, float* scores, Fetched& fetched) {
     if constexpr (USED > 0) {
-        if (used == USED) return score_columns<USED>(turned, queries, head_dim, scores, next);
-        score_all<USED - 1>(used, turned, queries, head_dim, scores, next);
+        if (used == USED) return score_columns<USED>(turned, queries, head_dim, scores, fetched);
+        score_all<USED - 1>(used, turned, queries, head_dim, scores, fetched);
     }
 }
 
 template <int USED>
-static inline void mix_all(int used, const BlockRows& values, const float* weights, int head_dim, float* sums, Next& next) {
+static inline void mix_all(int used, const BlockRows& values, const float* weights, int head_dim, float* sums, Fetched& fetched) {
     if constexpr (USED > 0) {
-        if (used != USED) return mix_all<USED - 1>(used, values, weights, head_dim, sums, next);
+        if (used != USED) return mix_all<USED - 1>(used, values, weights, head_dim, sums, fetched);
         int place = 0;
         for (; place + 2 * LINE <= head_dim; place += 2 * LINE)
-            mix_columns<USED, 2>(values, weights, place, head_dim, sums, next);
-        if (place < head_dim) mix_columns<USED, 1>(values, weights, place, head_dim, sums, next);
+            mix_columns<USED, 2>(values, weights, place, head_dim, sums, fetched);
+        if (place < head_dim) mix_columns<USED, 1>(values, weights, place, head_dim, sums, fetched);
     }
 }
 
@@ -188,10 +225,11 @@ static inline void begin_row(const Call& call, const Piece& piece, int head, Col
     const int group = group_of(call.geometry), head_dim = call.geometry.head_dim;
     for (int member = 0; member < group; ++member) {
         const bf16* row = call.query(call.sequences.first_row[piece.sequence], (piece.kv_head + head) * group + member);
+        float* to = queries + member / COLUMNS_AT_ONCE * COLUMNS_AT_ONCE * head_dim + member % COLUMNS_AT_ONCE;
         for (int place = 0; place < head_dim; place += LANES) {
             float wide[LANES];
             store(wide, load_bf16(row + place));
-            for (int lane = 0; lane < LANES; ++lane) queries[(place + lane) * COLUMNS + member] = wide[lane];
+            for (int lane = 0; lane < LANES; ++lane) to[(place + lane) * COLUMNS_AT_ONCE] = wide[lane];
         }
     }
     columns.used = group;
@@ -219,15 +257,18 @@ static inline void take_block(const Call& call, const Scratch& scratch, const Ca
     BlockRows rows = keys_of(cache, kv_head, first, end);
     __m512i* turned = reinterpret_cast<__m512i*>(scratch.keys);
     turn_keys(rows, head_dim, turned, next);
+    const int64_t apart = cache.kv_heads * head_dim;  // values lie behind the keys
+    Fetched values{next, Soon(rows, apart, head_dim)}, keys{next, Soon(rows, head_dim, head_dim)};  // those of the next head
     for (int column = 0; column < columns.used; column += COLUMNS_AT_ONCE) {
         const int used = columns.used - column < COLUMNS_AT_ONCE ? columns.used - column : COLUMNS_AT_ONCE;
-        score_all<COLUMNS_AT_ONCE>(used, turned, queries + column, head_dim, scratch.scores + column * BLOCK_TOKENS, next);
+        score_all<COLUMNS_AT_ONCE>(used, turned, queries + column * head_dim, head_dim, scratch.scores + column * BLOCK_TOKENS,
+                                   values);
     }
     if (weigh_row(columns, scratch.scores, end - first, call.scale, scratch.weights)) rescale(columns, sums, head_dim);
-    for (HalfRows& half : rows.halves) half.first += cache.kv_heads * head_dim;  // values lie behind the keys
+    for (HalfRows& half : rows.halves) half.first += apart;
     for (int column = 0; column < columns.used; column += COLUMNS_AT_ONCE) {
         const int used = columns.used - column < COLUMNS_AT_ONCE ? columns.used - column : COLUMNS_AT_ONCE;
-        mix_all<COLUMNS_AT_ONCE>(used, rows, scratch.weights + column * BLOCK_TOKENS, head_dim, sums + column * head_dim, next);
+        mix_all<COLUMNS_AT_ONCE>(used, rows, scratch.weights + column * BLOCK_TOKENS, head_dim, sums + column * head_dim, keys);
     }
 }
 

@@ -4,6 +4,9 @@
 
 #include "claims.h"
 #include "linear_finish.h"
+#if !TANDEM_BF16
+#include "pairs.h"
+#endif
 
 namespace tandem {
 namespace {
@@ -40,25 +43,6 @@ static inline f32x16 add_pair(f32x16 sums, const bf16* x, Pair weights) {
     return (f32x16)_mm512_dpbf16_ps((__m512)sums, weights, (__m512bh)_mm512_set1_epi32(pair));
 }
 #else
-struct Pair {
-    f32x16 even, odd;
-};
-
-static inline Pair load_pair(const bf16* weights) {
-    u32x16 pairs;
-    std::memcpy(&pairs, weights, sizeof pairs);
-    return {(f32x16)(pairs << 16), (f32x16)(pairs & 0xffff0000u)};
-}
-
-static inline Pair load_pair(const int8_t* weights) {
-    typedef int16_t i16x16 __attribute__((vector_size(32)));
-    i16x16 narrow;
-    std::memcpy(&narrow, weights, sizeof narrow);
-    const i32x16 both = __builtin_convertvector(narrow, i32x16);
-    const i32x16 even = (i32x16)((u32x16)both << 24) >> 24, odd = both >> 8;
-    return {__builtin_convertvector(even, f32x16), __builtin_convertvector(odd, f32x16)};
-}
-
 // The lower half of such a float is zero.
 static inline void store_pair(bf16* to, const Pair& pair) {
     const u32x16 both = (u32x16)pair.even >> 16 | (u32x16)pair.odd;

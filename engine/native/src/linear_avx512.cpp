@@ -7,6 +7,7 @@
 
 #include "claims.h"
 #include "linear_finish.h"
+#include "pairs.h"
 #include "transpose.h"
 
 namespace tandem {
@@ -22,45 +23,42 @@ constexpr int PAIR_ELEMENTS = 2 * LANES;
 constexpr int TILE_ELEMENTS = LANES * PAIR_ELEMENTS;
 constexpr int FAR_ELEMENTS = 16 * 1024;      // fetched into the second-level cache so far ahead
 constexpr int NEAR_ELEMENTS = 1024;          // and from there into the first-level cache
-constexpr int BLOCK_ELEMENTS = BLOCK_INPUTS * PANEL;
 
 // Two inputs of a panel as floats, each of both halves.
 struct Inputs {
     f32x16 even[2], odd[2];
 };
 
-struct Pair {
-    f32x16 even, odd;
-};
-
-static inline Pair load_pair(const bf16* from) {
-    u32x16 both;
-    std::memcpy(&both, from, sizeof both);
-    return {(f32x16)(both << 16), (f32x16)(both & 0xffff0000u)};
-}
-
-static inline Pair load_pair(const int8_t* from) {
-    const __m512i both = _mm512_cvtepi16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
-    return {(f32x16)_mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(both, 24), 24)),
-            (f32x16)_mm512_cvtepi32_ps(_mm512_srai_epi32(both, 8))};
-}
-
 // Where the weights of two inputs lie in a panel, those of the second half TILE_ELEMENTS behind.
 static inline int place_of(int input) { return input / INPUT_BLOCK * (2 * TILE_ELEMENTS) + input % INPUT_BLOCK * LANES; }
 
-// Weights as they lie in memory. KEEP: they are also written down as floats, and of the block behind this one the first half is
-// fetched; otherwise both halves are fetched.
+// Weights that come next, fetched into the second-level cache a little with each input, so that memory is asked for as much at
+// any time as at another: what a core asks for beyond what it can wait for is dropped or holds it up.
+struct Behind {
+    const char* begin;
+    int step;  // bytes for each input
+
+    void ask(int input) const { __builtin_prefetch(begin + input * step, 0, 2); }
+};
+
+// Weights as they lie in memory. KEEP: they are also written down as floats, and what lies behind is fetched; otherwise what lies
+// FAR_ELEMENTS behind.
 template <typename Element, bool KEEP>
 struct Stored {
     const Element* panel;
     float* wide;
+    Behind behind;
 
     Inputs load_pairs(int input) const {
         const Element* from = panel + place_of(input);
         __builtin_prefetch(from + NEAR_ELEMENTS);
         __builtin_prefetch(from + TILE_ELEMENTS + NEAR_ELEMENTS);
-        __builtin_prefetch(from + (KEEP ? BLOCK_ELEMENTS : FAR_ELEMENTS), 0, 2);
-        if constexpr (!KEEP) __builtin_prefetch(from + TILE_ELEMENTS + FAR_ELEMENTS, 0, 2);
+        if constexpr (KEEP) {
+            behind.ask(input);
+        } else {
+            __builtin_prefetch(from + FAR_ELEMENTS, 0, 2);
+            __builtin_prefetch(from + TILE_ELEMENTS + FAR_ELEMENTS, 0, 2);
+        }
         const Pair first = load_pair(from), second = load_pair(from + TILE_ELEMENTS);
         if constexpr (KEEP) {
             float* to = wide + input * PANEL;
@@ -73,15 +71,13 @@ struct Stored {
     }
 };
 
-// Weights that were made floats, [input][32]. FETCH: the second half of the block behind is fetched, so that memory has as long
-// for a block as two groups of rows take.
-template <typename Element, bool FETCH>
+// Weights that were made floats, [input][32].
 struct Wide {
-    const Element* panel;
     const float* wide;
+    Behind behind;
 
     Inputs load_pairs(int input) const {
-        if constexpr (FETCH) __builtin_prefetch(panel + place_of(input) + TILE_ELEMENTS + BLOCK_ELEMENTS, 0, 2);
+        behind.ask(input);
         const float* from = wide + input * PANEL;
         return {{load(from), load(from + LANES)}, {load(from + PANEL), load(from + PANEL + LANES)}};
     }
@@ -197,24 +193,24 @@ class Linear {
     // sums: [half panel][row][16]
     void multiply_panel(int panel, Share groups, Share inputs, float* sums) {
         const int row = rows_of(groups.begin).begin, rows = rows_of(groups.end - 1).end - row;
-        const bool alone = groups.end - groups.begin == 1;
-        const int all = inputs.end - inputs.begin, step = alone ? all : BLOCK_INPUTS;
+        const int group_count = groups.end - groups.begin;
+        const int all = inputs.end - inputs.begin, step = group_count == 1 ? all : BLOCK_INPUTS;
         const Element* weights = weight_.panel<Element>(panel) + static_cast<int64_t>(inputs.begin) * PANEL;
+        Behind behind{nullptr, (PANEL * static_cast<int>(sizeof(Element)) + group_count - 1) / group_count};
         for (int input = 0; input < all; input += step, weights += BLOCK_INPUTS * PANEL) {
             const int count = std::min(step, all - input);
-            for (int group = groups.begin; group < groups.end; ++group) {
+            behind.begin = reinterpret_cast<const char*>(weights + count * PANEL);
+            for (int group = groups.begin; group < groups.end; ++group, behind.begin += count * behind.step) {
                 const Share own = rows_of(group);
                 const int size = own.end - own.begin, place = own.begin - row;
                 const float* x = packed_ + place * all + input * size;
                 float *first = sums + place * LANES, *second = first + rows * LANES;
-                if (alone)
-                    multiply_group<ROWS_AT_ONCE>(size, Stored<Element, false>{weights, nullptr}, x, count, first, second);
+                if (group_count == 1)
+                    multiply_group<ROWS_AT_ONCE>(size, Stored<Element, false>{weights, nullptr, behind}, x, count, first, second);
                 else if (group == groups.begin)
-                    multiply_group<ROWS_AT_ONCE>(size, Stored<Element, true>{weights, wide_}, x, count, first, second);
-                else if (group == groups.begin + 1)
-                    multiply_group<ROWS_AT_ONCE>(size, Wide<Element, true>{weights, wide_}, x, count, first, second);
+                    multiply_group<ROWS_AT_ONCE>(size, Stored<Element, true>{weights, wide_, behind}, x, count, first, second);
                 else
-                    multiply_group<ROWS_AT_ONCE>(size, Wide<Element, false>{weights, wide_}, x, count, first, second);
+                    multiply_group<ROWS_AT_ONCE>(size, Wide{wide_, behind}, x, count, first, second);
             }
         }
     }
