@@ -5,7 +5,7 @@ from 8 kB on.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 from urllib.parse import quote
 
 import grpc
@@ -93,7 +93,7 @@ class StatusError(Exception):
         if self.code is StatusCode.RESOURCE_EXHAUSTED and after_s is not None:
             pushback = (PUSHBACK_KEY, str(round(max(0.0, after_s) * 1e3)))
             status = status._replace(trailing_metadata=(*status.trailing_metadata, pushback))
-        return status
+        return cast(grpc.Status, status)
 
     def _build(self, entries: int, text_bytes: int) -> Any:
         status = status_pb2.Status(code=self.code.value[0], message=_cut_message(self.message))
