@@ -54,10 +54,11 @@ class Admission:
         return self._turnstile.book
 
     @contextmanager
-    def enter(self, request: ValidatedRequest, arrived_at: float) -> Iterator[Place]:
-        """A place in the queue, left at the end whatever happens. Raises QueueFull, and WaitTooLong for a request that would wait
-        for its queue clock in vain."""
+    def enter(self, request: ValidatedRequest, arrived_at: float, *, returned: bool = False) -> Iterator[Place]:
+        """A place in the queue, left at the end whatever happens. `returned`: the client says that it tried before. Raises
+        QueueFull, and WaitTooLong for a request that would wait for too long."""
         place = self._place(request, arrived_at)
+        place.returned = returned
         self._turnstile.enter(place)
         self.look()
         self._turnstile.not_in_vain(place, request.limits.queue_s, clocks.monotonic())

@@ -74,9 +74,11 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request at the door. `rpc_bound`: the overall limit is the RPC's own deadline."""
+    """A request at the door. `rpc_bound`: the overall limit is the RPC's own deadline. `returned`: its client says that it tried
+    before."""
 
     request: ValidatedRequest
     deadlines: Deadlines
     rpc_bound: bool
     span: OpenSpan
+    returned: bool = False

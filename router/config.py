@@ -86,6 +86,10 @@ class RouterSettings(AccessSettings, kw_only=True, frozen=True, forbid_unknown_f
         int, setting("Log-probabilities of one request whose output is in a single event.", ge=1, le=_MOST)
     ] = 131_072
     queue_clock_s: Annotated[float, setting("Default of the queue clock.", "seconds", gt=0, le=_DAY_S)] = 30.0
+    queue_share: Annotated[
+        float,
+        setting("Share of its queue clock that a request may have to wait, as far as can be told, to be let in.", gt=0, le=1),
+    ] = 0.33
     first_token_clock_s: Annotated[float, setting("Default of the first-token clock.", "seconds", gt=0, le=_DAY_S)] = 60.0
     inter_token_clock_s: Annotated[float, setting("Default of the inter-token clock.", "seconds", gt=0, le=_DAY_S)] = 30.0
     overall_clock_s: Annotated[float, setting("Default of the overall clock.", "seconds", gt=0, le=_DAY_S)] = 600.0
@@ -245,6 +249,7 @@ class RouterSettings(AccessSettings, kw_only=True, frozen=True, forbid_unknown_f
                 max_tenant_requests=self.queue_tenant_requests,
             ),
             budgets=budget.Limits(self.tenant_tokens, self.tenant_pages, self.total_tokens, self.total_pages),
+            queue_share=self.queue_share,
             exclude_s=self.exclude_s,
             local=LocalLimits(self.local_tokens, self.local_s),
         )

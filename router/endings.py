@@ -6,6 +6,7 @@ from lifecycle.finish import Cause, Ending, FinishReason
 from lifecycle.record import RequestRecord
 from lifecycle.states import State
 from router.queue import QueueFull, WaitTooLong
+from router.refused import RETRY_AFTER_MAX_S, RETRY_AFTER_S
 from router.tenant_limits import Limit, OverLimit
 from rpc.details import Quota, Resource, Violation
 from rpc.status import (
@@ -59,10 +60,6 @@ _TENANT_REASONS = {
 TENANT_SHORT = frozenset({"TENANT_TOKEN_RATE", "TENANT_CONCURRENCY"})
 #: Reason of the refusal of an id that nobody knows.
 UNKNOWN_REQUEST = "UNKNOWN_REQUEST"
-#: What a client that was refused for want of room is told to wait.
-RETRY_AFTER_S = 1.0
-#: And at most, where the queue does not move at all.
-RETRY_AFTER_MAX_S = 60.0
 
 
 def status_of(record: RequestRecord) -> StatusError | None:
@@ -128,20 +125,19 @@ def queue_full(full: QueueFull, tenant: str) -> StatusError:
     return resource_exhausted(
         f"the queue is full: {description}; try again",
         reason,
-        retry_after_s=RETRY_AFTER_S,
+        retry_after_s=RETRY_AFTER_S if full.after_s is None else full.after_s,
         quotas=[Quota(subject, description, f"queue_{unit}", full.limit, full.bound)],
     )
 
 
 def wait_too_long(long: WaitTooLong) -> StatusError:
-    """The request would wait in vain: it is told so at once, and when what is in front of it now will be gone."""
-    after_s = min(RETRY_AFTER_MAX_S, max(RETRY_AFTER_S, long.wait_s))
+    """The request would wait for too long: it is told so at once, and when its turn will be."""
     words = "the queue does not move" if long.wait_s > RETRY_AFTER_MAX_S else f"the wait would be about {long.wait_s:.0f} s"
     description = f"{words}, and the queue clock leaves {long.left_s:.0f} s"
     return resource_exhausted(
         f"{description}; try again later",
         "QUEUE_WAIT",
-        retry_after_s=after_s,
+        retry_after_s=long.after_s,
         quotas=[Quota("cell", description, "queue_seconds", "queue_clock", math.floor(long.left_s))],
     )
 

@@ -54,21 +54,25 @@ class Fit(Enum):
 
 
 class QueueFull(Exception):
-    """There is no room: `limit` names the bound (a field of QueueLimits), `bound` is its value."""
+    """There is no room: `limit` names the bound (a field of QueueLimits), `bound` is its value. `after_s`: when to come back, in
+    seconds; None where that is not known."""
 
     def __init__(self, limit: str, bound: int) -> None:
         super().__init__(f"the queue is full: {limit} is {bound}")
         self.limit = limit
         self.bound = bound
+        self.after_s: float | None = None
 
 
 class WaitTooLong(Exception):
-    """A request would wait for longer than its queue clock leaves; both in seconds, `wait_s` may be infinite."""
+    """A request would wait for too much of what its queue clock leaves; both in seconds, `wait_s` may be infinite. `after_s`:
+    when to come back."""
 
-    def __init__(self, wait_s: float, left_s: float) -> None:
+    def __init__(self, wait_s: float, left_s: float, after_s: float) -> None:
         super().__init__(f"the wait would be about {wait_s:.0f} s of at most {left_s:.0f} s")
         self.wait_s = wait_s
         self.left_s = left_s
+        self.after_s = after_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +93,11 @@ class QueueStatistics:
     refused: int
     passes: int
     offered: int
-    """Requests that came, let in or not; those that come back from a member are not counted again."""
+    """Requests that came, let in or not. Those that come back, after a refusal or from a member, are not counted again."""
     offered_tokens: int
     """Their prompt tokens."""
+    returned: int
+    """How often one came back after a refusal."""
 
 
 class WaitingQueue:
@@ -105,8 +111,8 @@ class WaitingQueue:
         self._numbers = itertools.count()
         self._tenants: dict[str, int] = {}
         self._tokens = 0
-        counts = ("put", "taken", "removed", "requeued", "expired", "refused", "passes", "offered", "offered_tokens")
-        self._counts = dict.fromkeys(counts, 0)
+        counts = ("put", "taken", "removed", "requeued", "expired", "refused", "passes")
+        self._counts = dict.fromkeys((*counts, "offered", "offered_tokens", "returned"), 0)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -119,10 +125,14 @@ class WaitingQueue:
         """Prompt tokens of everything waiting."""
         return self._tokens
 
-    def put(self, waiting: Waiting) -> None:
-        """Add a new request. Raises QueueFull, or ValueError when the id waits already."""
-        self._counts["offered"] += 1
-        self._counts["offered_tokens"] += waiting.tokens
+    def put(self, waiting: Waiting, *, again: bool = False) -> None:
+        """Add a new request, or `again` one that was refused before and has come back. Raises QueueFull, or ValueError when the
+        id waits already."""
+        if again:
+            self._counts["returned"] += 1
+        else:
+            self._counts["offered"] += 1
+            self._counts["offered_tokens"] += waiting.tokens
         for limit, bound, wanted in (
             ("max_requests", self.limits.max_requests, len(self._entries) + 1),
             ("max_tokens", self.limits.max_tokens, self._tokens + waiting.tokens),

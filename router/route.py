@@ -131,7 +131,8 @@ class Route:
             return await self._go_on(self.takeover)
         self.cell.retries.request()
         try:
-            with self.cell.admission.enter(self.request, self.arrival.deadlines.arrived_at) as place:
+            arrived_at, returned = self.arrival.deadlines.arrived_at, self.arrival.returned
+            with self.cell.admission.enter(self.request, arrived_at, returned=returned) as place:
                 if place.admitted is None:
                     await self.ledger.create()
                 self.progress.queued()

@@ -26,6 +26,7 @@ from router.keeping import has_begun
 from router.member_link import Role
 from router.members import Members
 from router.prompt import PromptEncoder
+from router.refused import tried_before
 from router.relay import Elsewhere
 from router.request import Examined, ServedModel, ValidatedRequest
 from router.route import Route
@@ -236,7 +237,8 @@ class InferenceServicer:
         limits, rpc_bound = request.limits, False
         if request.delivery.detach_s is None:
             limits, rpc_bound = with_rpc_deadline(limits, context.time_remaining(), clocks.monotonic() - arrived_at)
-        return Arrival(request, Deadlines(limits, arrived_at), rpc_bound, span)
+        returned = tried_before(context.invocation_metadata() or ())
+        return Arrival(request, Deadlines(limits, arrived_at), rpc_bound, span, returned)
 
 
 def _forwarded(caller: Caller, context: Any) -> bool:

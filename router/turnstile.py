@@ -18,7 +18,8 @@ from router.nearness import FAR, Hints, Near, PromptPrefix, nearness
 from router.pace import Pace
 from router.placement import Choice, DecodeView, Dice, LocalLimits, Need, Placement, PrefillView, choose
 from router.pool_views import Pools, PoolViews
-from router.queue import Fit, QueueLimits, Waiting, WaitingQueue, WaitTooLong
+from router.queue import Fit, QueueFull, QueueLimits, Waiting, WaitingQueue, WaitTooLong
+from router.refused import Refused, told_s
 from router.unseen import Sent, Unseen
 
 #: Chooses the members of an attempt: `router.placement.choose`, or what it is compared with.
@@ -27,11 +28,14 @@ Chooser = Callable[[Need, Sequence[DecodeView], Sequence[PrefillView], Dice], Ch
 
 @dataclass(frozen=True, slots=True)
 class AdmissionSettings:
-    """Bounds of waiting and of what may be held. `budgets`: for tenants that have none of their own. `exclude_s`: how long one
-    avoids a member that refused it. `local`: when a decode member computes the rest of a prompt that it has most of."""
+    """Bounds of waiting and of what may be held. `budgets`: for tenants that have none of their own. `queue_share`: of its queue
+    clock that a request may have to wait to be let in: a long queue serves no more than a short one, and the wait is an estimate.
+    `exclude_s`: how long one avoids a member that refused it. `local`: when a decode member computes the rest of a prompt that it
+    has most of."""
 
     queue: QueueLimits
     budgets: Limits
+    queue_share: float = 0.33
     exclude_s: float = 0.25
     local: LocalLimits = field(default_factory=LocalLimits)
 
@@ -78,6 +82,8 @@ class Place(Generic[M]):
     outputs: int = 1
     #: What computes it; None: the base model.
     adapter: Adapter | None = None
+    #: The client says that it was refused before, by whichever router.
+    returned: bool = False
 
     @property
     def request_id(self) -> str:
@@ -116,6 +122,7 @@ class Turnstile(Generic[M]):
         self._places: dict[str, Place[M]] = {}
         self._admitted: set[Admitted[M]] = set()
         self._pace = Pace()
+        self._refused = Refused()
         self.queue = WaitingQueue(settings.queue)
         self.book = BudgetBook()
         #: Prompt tokens whose KV came to be where it was wanted, since the start. A prompt that is computed again counts again.
@@ -124,22 +131,30 @@ class Turnstile(Generic[M]):
     # a request's way
 
     def enter(self, place: Place[M]) -> None:
-        """A request comes. Raises QueueFull."""
-        self.queue.put(place.waiting)
-        self._pace.stands(place.waiting.arrived_at)
+        """A request comes, or comes back. Raises QueueFull."""
+        waiting, now = place.waiting, place.waiting.arrived_at
+        before = self._refused.take(waiting, now)
+        try:
+            self.queue.put(waiting, again=before or place.returned)
+        except QueueFull as full:
+            full.after_s = self._put_off(waiting, self.queue.waiting_tokens, now)
+            raise
+        self._pace.stands(waiting.arrived_at)
         self._places[place.request_id] = place
 
     def not_in_vain(self, place: Place[M], queue_s: float | None, now: float) -> None:
-        """Raises WaitTooLong, and takes the request out again, when one that came a moment ago would wait for its queue clock of
-        `queue_s` seconds in vain."""
+        """Raises WaitTooLong, and takes the request out again, when one that came a moment ago would wait for too much of its
+        queue clock of `queue_s` seconds."""
         if place.admitted is not None or queue_s is None:
             return
-        wait_s = self._pace.wait_s(self.queue.ahead(place.waiting), now)
+        ahead = self.queue.ahead(place.waiting)
+        wait_s = self._pace.wait_s(ahead, now)
         left_s = max(0.0, place.waiting.arrived_at + queue_s - now)
-        if wait_s is not None and wait_s > left_s:
+        if wait_s is not None and wait_s > left_s * self._settings.queue_share:
+            after_s = self._put_off(place.waiting, ahead, now)
             self.queue.refuse(place.request_id)
             self.leave(place, now)
-            raise WaitTooLong(wait_s, left_s)
+            raise WaitTooLong(wait_s, left_s, after_s)
 
     def enter_seated(self, place: Place[M], decode: M, placement: Placement, held: Sequence[Claim], now: float) -> None:
         """A request comes that has its seat already; it gets the ticket for what it holds, whatever the limits are."""
@@ -155,14 +170,13 @@ class Turnstile(Generic[M]):
         del self._places[place.request_id]
         self.queue.remove(place.request_id)
         if not len(self.queue):
-            self._pace.empty()
+            self._pace.empty(now)
         self.release(place, now)
 
     def again(self, place: Place[M], avoid: Sequence[str], now: float, wait_s: float = 0.0) -> None:
         """Back to the queue, age kept; members to `avoid` are left out for a moment."""
         self.release(place, now)
         self._pace.stands(now)
-        self._pace.took(-place.waiting.tokens, now)
         place.not_before = now + wait_s
         place.excluded = {name: until for name, until in place.excluded.items() if until > now}
         place.excluded.update(dict.fromkeys(avoid, now + self._settings.exclude_s))
@@ -196,6 +210,7 @@ class Turnstile(Generic[M]):
             return
         if not admitted.moved:
             self.ready_tokens += place.prompt_tokens
+            self._pace.ready(place.prompt_tokens, now)
         self.book.release_tokens(admitted.ticket)
         if admitted.prefill is not None and admitted.prefill in self._views.prefill.sent:
             self._views.prefill.sent[admitted.prefill].discard(admitted)
@@ -224,10 +239,9 @@ class Turnstile(Generic[M]):
             taken = self.queue.take(partial(self._fits, fitting, now))
             if taken is None:
                 return
-            self._pace.took(taken.tokens, now)
             yield self._admit(taken, fitting[-1], now)
         if not len(self.queue):
-            self._pace.empty()
+            self._pace.empty(now)
 
     # reading
 
@@ -249,6 +263,13 @@ class Turnstile(Generic[M]):
         return faults
 
     # inside
+
+    def _put_off(self, waiting: Waiting, ahead: int, now: float) -> float:
+        """Seconds after which one that is refused is told to come back: when what waits in front of it, and what was put off
+        before it, is gone."""
+        after_s = told_s(self._pace.wait_s(ahead + self._refused.tokens(now), now))
+        self._refused.add(waiting, after_s, now)
+        return after_s
 
     def _fits(self, fitting: list[_Fitting], now: float, waiting: Waiting) -> Fit:
         """Whether a waiting request can run now; its ticket is then put into `fitting`."""

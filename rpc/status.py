@@ -5,7 +5,7 @@ from 8 kB on.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 from urllib.parse import quote
 
 import grpc
@@ -50,6 +50,8 @@ DOMAIN = "tandem"
 MAX_STATUS_BYTES = 6000
 #: Most bytes of a message as it is written into the trailers (percent-encoded).
 MAX_MESSAGE_BYTES = 1000
+#: Trailer that says to gRPC's own retries when to try again, in milliseconds.
+PUSHBACK_KEY = "grpc-retry-pushback-ms"
 #: Tried in turn until the status fits: (most entries of a list, most bytes of one text).
 _CUTS = ((64, 400), (32, 160), (16, 120), (8, 80), (2, 64))
 
@@ -84,8 +86,14 @@ class StatusError(Exception):
         return status
 
     def to_status(self) -> grpc.Status:
-        """The form that a servicer context takes."""
-        return rpc_status.to_status(self.to_proto())
+        """The form that a servicer context takes. Where there is no room, gRPC's own retries wait as long as RetryInfo says (gRFC
+        A6); what is not here may be elsewhere, and is tried there at once."""
+        status: Any = rpc_status.to_status(self.to_proto())
+        after_s = self.details.retry_after_s
+        if self.code is StatusCode.RESOURCE_EXHAUSTED and after_s is not None:
+            pushback = (PUSHBACK_KEY, str(round(max(0.0, after_s) * 1e3)))
+            status = status._replace(trailing_metadata=(*status.trailing_metadata, pushback))
+        return cast(grpc.Status, status)
 
     def _build(self, entries: int, text_bytes: int) -> Any:
         status = status_pb2.Status(code=self.code.value[0], message=_cut_message(self.message))

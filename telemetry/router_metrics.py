@@ -93,7 +93,9 @@ class RouterMetrics:
                 Computed("router_store_available", "Whether the last call to the record store was answered, 0 or 1."),
                 Computed("router_unwritten_ends", "Ends of requests that wait for the record store."),
                 Computed(
-                    "router_offered_requests_total", "Requests that wanted a place in the queue, let in or not.", counter=True
+                    "router_offered_requests_total",
+                    "Requests that wanted a place in the queue, let in or not; who comes back after a refusal counts once.",
+                    counter=True,
                 ),
                 Computed("router_offered_prompt_tokens_total", "Their prompt tokens.", counter=True),
                 Computed(

@@ -22,18 +22,20 @@ from lifecycle.deadlines import Limits
 from lifecycle.finish import COMPLETE, Cause
 from lifecycle.record import AttemptKey
 from prefill_svc import messages as m
+from router import endings
 from router.budget import BudgetBook, Ticket
 from router.budget import Limits as BudgetLimits
 from router.member_facts import Role
 from router.placement import choose
 from router.queue import QueueFull, Waiting, WaitTooLong
 from router.turnstile import AdmissionSettings, Admitted, Place, Turnstile
+from rpc.status import StatusError
 from text.detokeniser import Utf8Policy
 
 #: How long a request waits that the store found short, as in router.attempt: once to twice that.
 SHORT_S = 0.05
 STALE_AFTER_S = 3.0
-#: Failure of a request that was refused as soon as it came.
+#: Failure of a request that was refused as soon as it came, the last time that its client tried.
 REFUSED = "refused"
 #: How long after the last arrival a run goes on at most, in seconds.
 REST_S = 240.0
@@ -85,7 +87,7 @@ class Router:
         settings = cell.settings
         placing = partial(choose, compared=settings.compared)
         chooser = RoundRobin() if settings.policy is Policy.ROUND_ROBIN else placing
-        self._settings = AdmissionSettings(settings.queue, BudgetLimits())
+        self._settings = AdmissionSettings(settings.queue, BudgetLimits(), settings.queue_share)
         self.turnstile: Turnstile[Known] = Turnstile(pools, self._settings, random.Random(settings.seed + number), chooser)
         self._cell = cell
         self._requests: dict[str, Request] = {}
@@ -99,19 +101,35 @@ class Router:
         try:
             self.turnstile.enter(place)
         except QueueFull as full:
-            request.failure = REFUSED
             cell.refusals[full.limit] = cell.refusals.get(full.limit, 0) + 1
+            self._told(request, endings.queue_full(full, waiting.tenant))
             return
         self._requests[request.request_id] = request
-        cell.events.after(cell.settings.queue_clock_s, self._queue_clock, place)
         self.look()
         try:
             self.turnstile.not_in_vain(
                 place, cell.settings.queue_clock_s if cell.settings.refuses_waits else None, cell.events.now
             )
-        except WaitTooLong:
-            request.failure = REFUSED
+        except WaitTooLong as long:
             del self._requests[request.request_id]
+            self._told(request, endings.wait_too_long(long))
+            return
+        cell.events.after(cell.settings.queue_clock_s, self._queue_clock, place)
+
+    def _told(self, request: Request, refusal: StatusError) -> None:
+        """A refused client comes back when it was told to, unless that is longer than it wants to wait in all."""
+        cell, after_s = self._cell, refusal.details.retry_after_s
+        if after_s is None or cell.events.now + after_s > request.arrived_at + cell.settings.patience_s:
+            request.failure = REFUSED
+            return
+        cell.away += 1
+        cell.events.after(after_s, self._come_back, request)
+
+    def _come_back(self, request: Request) -> None:
+        self._cell.away -= 1
+        request.tries += 1
+        request.came_at = self._cell.events.now
+        self.arrive(request)
 
     def look(self) -> None:
         """Everything that got a ticket asks the store, then for its seat."""
@@ -167,6 +185,10 @@ class Cell:
         self.store = BudgetBook()
         self.short = 0
         self.refusals: dict[str, int] = {}
+        #: Clients that were refused and will come back.
+        self.away = 0
+        #: Which router hears the next news first.
+        self._first = 0
         self.gaps = Gaps()
         self.requests: list[Request] = []
         sizes = _sizes(settings)
@@ -189,7 +211,7 @@ class Cell:
         self.events.run(span)
         busy = [[one.busy_s / span for one in pool] for pool in (self.prefill, self.decode)]
         until = span
-        while self.attempts and until < span + REST_S:
+        while (self.attempts or self.away) and until < span + REST_S:
             until += 1.0
             self.events.run(until)
         shares = [sum(pool) / len(pool) if pool else 0.0 for pool in busy]
@@ -302,7 +324,8 @@ class Cell:
         self.store.release(attempt.ticket)
 
     def _look(self) -> None:
-        for router in self.routers:
+        self._first = (self._first + 1) % len(self.routers)
+        for router in (*self.routers[self._first :], *self.routers[: self._first]):
             router.look()
 
     def _arrive(self, arrivals: Iterable[Arrival]) -> None:

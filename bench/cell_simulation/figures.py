@@ -15,7 +15,9 @@ CLASSES = 20_000
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """One request and what became of it. Times in seconds of the run, -1 before they are known."""
+    """One request and what became of it. Times in seconds of the run, -1 before they are known. `arrived_at`: the first time that
+    its client came, from which time to first token counts; `came_at`: the last time, if it was refused before. `attempts`: after
+    it was let in."""
 
     request_id: str
     arrived_at: float
@@ -26,6 +28,8 @@ class Request:
     last_at: float = -1.0
     tokens: int = 0
     late: int = 0
+    tries: int = 1
+    came_at: float = -1.0
     attempts: int = 1
     preemptions: int = 0
     failure: str = ""

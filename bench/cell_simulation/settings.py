@@ -36,8 +36,9 @@ class CellSettings:
     """Sizes, seconds. `max_output_tokens`: what clients name; they get what the trace says.
 
     news_s: between two looks at a member's load. hop_s: a message from process to process. endpoint_s: making the agent that
-    receives from one more prefill member. queue_clock_s: who waits longer has failed. refuses_waits:
-    whether one that would wait in vain is refused as it comes.
+    receives from one more prefill member. queue_clock_s: who waits longer has failed. queue_share: of it that one may have to
+    wait to be let in. refuses_waits: whether others are refused as they come. patience_s: a refused client comes back when it was
+    told to, and gives up when that is later than this after it first came; the default is that of a request's overall clock.
     """
 
     policy: Policy = Policy.TANDEM
@@ -62,5 +63,7 @@ class CellSettings:
     endpoint_s: float = 0.06
     fence_s: float = 0.01
     queue_clock_s: float = 30.0
+    queue_share: float = 0.33
     refuses_waits: bool = True
+    patience_s: float = 600.0
     seed: int = 1

@@ -15,8 +15,8 @@ from bench.cell_simulation.settings import Targets as Objectives
 from bench.cell_simulation.trace import Arrival, read
 from bench.report import table
 from bench.scaling.hpa import Bounds
-from bench.scaling.load import Stretch, along
-from bench.scaling.plan import Plan, Targets, behaviour
+from bench.scaling.load import Stretch, Variant, along, varied
+from bench.scaling.plan import Order, Plan, Targets, behaviour
 from bench.scaling.run import Blackout, Load, Outcome, run
 from bench.scaling.signals import Window
 
@@ -29,8 +29,9 @@ SERVICE = ServiceTimes(MI325X, LLAMA_70B)
 INTER_TOKEN_S = 0.1
 #: Large pages: there are fewer to count, and half of the last one of each sequence is nothing beside prompts of 12,000 tokens.
 PAGE_TOKENS = 512
-#: Members for one request a second, about, at the targets: where the pools begin.
-PREFILL_PER_RATE, DECODE_PER_RATE = 5.0, 2.0
+#: Where the pools begin, about what they are at the targets: prefill members for each second of computing that comes in a second,
+#: decode members for each output token of which the KV would fill one.
+PREFILL_PER_LOAD, DECODE_PER_LOAD = 1.62, 0.102
 #: Seconds before the burst, of it, and after it.
 BEFORE_S, BURST_S, AFTER_S = 240.0, 240.0, 480.0
 #: A day in an hour: the rate swings by this share around its mean, lowest at the start. It is even for so many seconds.
@@ -42,8 +43,10 @@ COLUMNS = (
         "run",
         "requests",
         "served well",
-        "refused at once",
-        "failed after waiting",
+        "came back",
+        "later by p50 s",
+        "p99 s",
+        "not served",
         "TTFT p50 s",
         "TTFT p99 s",
         "prefill members",
@@ -79,18 +82,22 @@ def cases(rate: float) -> list[Case]:
     ]
 
 
-def sized(rate: float) -> CellSettings:
-    """The cell at the start of a run at this rate."""
-    prefill, decode = max(1, round(rate * PREFILL_PER_RATE)), max(1, round(rate * DECODE_PER_RATE))
-    objectives = Objectives(inter_token_s=INTER_TOKEN_S)
-    return CellSettings(
-        prefill_members=prefill, decode_members=decode, service=SERVICE, targets=objectives, page_tokens=PAGE_TOKENS
-    )
-
-
-def begun(case: Case, options: argparse.Namespace) -> CellSettings:
+def begun(case: Case, trace: Sequence[Arrival], options: argparse.Namespace) -> CellSettings:
     """The cell as a run begins."""
-    return replace(sized(case.stretches[0].requests_per_s), refuses_waits=not options.blind)
+    rate, promised = case.stretches[0].requests_per_s / len(trace), CellSettings().max_output_tokens
+    prompts_s = rate * sum(SERVICE.prompt_s(one.prompt_tokens, CellSettings().prefill_step_tokens) for one in trace)
+    held = rate * sum((one.prompt_tokens + promised) * one.output_tokens for one in trace) / SERVICE.kv_tokens
+    return CellSettings(
+        prefill_members=max(1, round(prompts_s * PREFILL_PER_LOAD)),
+        decode_members=max(1, round(held * DECODE_PER_LOAD)),
+        service=SERVICE,
+        targets=Objectives(inter_token_s=INTER_TOKEN_S),
+        page_tokens=PAGE_TOKENS,
+        queue_share=options.share,
+        refuses_waits=not options.blind,
+        patience_s=options.patience,
+        seed=options.seed,
+    )
 
 
 def fixed_like(case: Case, outcome: Outcome, first: CellSettings) -> CellSettings:
@@ -100,11 +107,18 @@ def fixed_like(case: Case, outcome: Outcome, first: CellSettings) -> CellSetting
     return replace(first, prefill_members=sizes["prefill"], decode_members=sizes["decode"])
 
 
+def ideal(case: Case, first: CellSettings) -> Order:
+    """What the load of a burst wants at the targets, by one who knows it as it begins."""
+    most = max(one.requests_per_s for one in case.stretches) / case.stretches[0].requests_per_s
+    return Order(case.counted_from, round(most * first.prefill_members), round(most * first.decode_members))
+
+
 def row(name: str, outcome: Outcome, settings: CellSettings, case: Case) -> list[str]:
     """One line of the table."""
     again = outcome.good_again(case.since) if case.since is not None else None
     return [
-        *(name, str(outcome.requests), f"{outcome.attainment:.1%}", str(outcome.refused), str(outcome.failed + outcome.lost)),
+        *(name, str(outcome.requests), f"{outcome.attainment:.1%}"),
+        *(str(outcome.returned), f"{outcome.later_p50_s:.0f}", f"{outcome.later_p99_s:.0f}", str(outcome.not_served)),
         *(f"{outcome.ttft_p50_s:.2f}", f"{outcome.ttft_p99_s:.2f}"),
         sizes(outcome, "prefill", settings.prefill_members),
         sizes(outcome, "decode", settings.decode_members),
@@ -135,11 +149,15 @@ def main() -> None:
     parser.add_argument("--percent", type=int, default=300, help="by which a pool may grow in --up (default: %(default)s)")
     parser.add_argument("--window", type=float, default=300.0, help="of shrinking, in seconds (default: %(default)s)")
     parser.add_argument("--start", type=float, default=120.0, help="until a member works, in seconds (default: %(default)s)")
+    parser.add_argument("--patience", type=float, default=600.0, help="of a refused client, in seconds (default: %(default)s)")
+    parser.add_argument("--share", type=float, default=0.33, help="of the queue clock, to be let in (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="of placement and of --load (default: %(default)s)")
+    parser.add_argument("--load", default="trace", choices=[one.value for one in Variant], help="what is made of the trace")
     parser.add_argument("--up", type=float, help="in which a pool may grow by --percent, in seconds (default: as --start)")
     parser.add_argument("--grouped", type=int, default=8, help="tokens in one event of the simulation (default: %(default)s)")
     parser.add_argument("--no-fixed", action="store_true", help="leave out the fixed pools of equal cost")
     options = parser.parse_args()
-    trace = read(options.trace)
+    trace = varied(read(options.trace), Variant(options.load), options.seed)
     gc.set_threshold(100_000, 50, 100)  # as bench.cell_simulation
     rows = []
 
@@ -153,8 +171,10 @@ def main() -> None:
 
     known = {case.name: case for case in cases(options.rate)}
     for case in (known[name] for name in options.cases.split(",")):
-        first = begun(case, options)
+        first = begun(case, trace, options)
         outcome = ran(case.name, case, first, planned(options))
+        if case.since is not None and not options.no_fixed:
+            ran(f"{case.name}, ordered as it begins", case, first, replace(planned(options), order=ideal(case, first)))
         if case.name in FIXED_TOO and not options.no_fixed:
             ran(f"{case.name}, fixed at equal cost", case, fixed_like(case, outcome, first), None)
     print(table(COLUMNS, rows))

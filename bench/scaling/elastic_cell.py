@@ -63,8 +63,8 @@ class ElasticCell(Cell):
         return sum(one.phase is Phase.SERVING for one in self._lives[role])
 
     def busy(self) -> bool:
-        """Whether a request waits or runs."""
-        return bool(self.attempts) or any(len(router.turnstile.queue) for router in self.routers)
+        """Whether a request waits or runs, or a client will come back."""
+        return bool(self.attempts) or self.away > 0 or any(len(router.turnstile.queue) for router in self.routers)
 
     def member_seconds(self, role: Role, first: float, last: float) -> float:
         """What the members of a pool cost between two times, starting and draining included."""

@@ -136,6 +136,11 @@ class Autoscaler:
         steady = self._stabilised(now, current, wanted)
         return self._change(now, current, Decision(self._limited(now, current, steady), wanted, tuple(failed)))
 
+    def order(self, now: float, current: int, replicas: int) -> int:
+        """Replicas after somebody who knew has asked for at least so many, as if metrics had: it counts for the windows."""
+        self._recommended.append((now, replicas))
+        return self._change(now, current, Decision(max(current, replicas), replicas)).replicas
+
     def _stabilised(self, now: float, current: int, wanted: int) -> int:
         lowest = highest = wanted
         for at, replicas in self._recommended:

@@ -35,8 +35,22 @@ class Targets:
 
 
 @dataclass(frozen=True, slots=True)
+class Order:
+    """Sizes that somebody who knows what comes asks for at a time of the run."""
+
+    at: float
+    prefill: int
+    decode: int
+
+    def size(self, role: Role) -> int:
+        """Of a pool."""
+        return self.prefill if role is Role.PREFILL else self.decode
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
-    """One way to scale. `scrape_s`: between two scrapes; `sync_s`: between two decisions; `start_s`: until a new member works."""
+    """One way to scale. `scrape_s`: between two scrapes; `sync_s`: between two decisions; `start_s`: until a new member works.
+    `order`: beside what is decided."""
 
     targets: Targets
     prefill: Bounds
@@ -46,6 +60,7 @@ class Plan:
     scrape_s: float = 15.0
     sync_s: float = 15.0
     start_s: float = 60.0
+    order: Order | None = None
 
     def readings(self, role: Role, found: dict[str, float | None]) -> list[Reading]:
         """What the autoscaler of a pool is told."""

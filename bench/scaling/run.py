@@ -9,16 +9,16 @@ from bench.cell_simulation.settings import CellSettings, Targets
 from bench.cell_simulation.trace import Arrival
 from bench.scaling.elastic_cell import ElasticCell
 from bench.scaling.hpa import Autoscaler
-from bench.scaling.plan import Plan
+from bench.scaling.plan import Order, Plan
 from bench.scaling.signals import Scrape, signals
 from router.member_facts import Role
 from tandem_cli.load.measured import quantile
 
 POOLS = (Role.PREFILL, Role.DECODE)
 #: Requests of so many seconds are judged together when a recovery is looked for.
-SLICE_S = 30.0
+SLICE_S = 60.0
 #: Share of the requests that have to be served well.
-GOOD = 0.9
+GOOD = 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,18 @@ class Scaling:
             self._autoscalers = {role: self.plan.autoscaler(role) for role in POOLS}
             self.cell.events.after(0.0, self._scrape)
             self.cell.events.after(self.plan.sync_s + 1.0, self._sync)
+            if self.plan.order is not None:
+                self.cell.events.at(self.plan.order.at, self._ordered, self.plan.order)
+
+    def _ordered(self, order: Order) -> None:
+        for role in POOLS:
+            current = self.cell.wanted(role)
+            self._scale(role, current, self._autoscalers[role].order(order.at, current, order.size(role)))
+
+    def _scale(self, role: Role, current: int, replicas: int) -> None:
+        if replicas != current:
+            self.changes.append((self.cell.events.now, role, current, replicas))
+            self.cell.scale(role, replicas)
 
     def _scrape(self) -> None:
         assert self.plan is not None
@@ -72,21 +84,24 @@ class Scaling:
         for role in POOLS:
             current = self.cell.wanted(role)
             decision = self._autoscalers[role].decide(now, current, self.plan.readings(role, found), self.cell.serving(role))
-            if decision.replicas != current:
-                self.changes.append((now, role, current, decision.replicas))
-                self.cell.scale(role, decision.replicas)
+            self._scale(role, current, decision.replicas)
         if now < self.until:
             self.cell.events.after(self.plan.sync_s, self._sync)
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One run. Shares from 0 to 1 of the requests that came after `counted_from`; seconds; hours of members from then on.
-    `refused`: as they came. `failed`: after they had waited.
+    """One run. Shares from 0 to 1 of the requests that first came after `counted_from`; seconds; hours of members from then on.
+    `returned`: were served after they had been refused and came back, `later_p50_s` and `later_p99_s` after they first came.
+    `refused`: as they came, and their clients gave up. `failed`: after they had waited. `refusals`: how often one was refused.
     `slices`: the share that was served well, of each SLICE_S from the start of the run."""
 
     requests: int
     attainment: float
+    returned: int
+    later_p50_s: float
+    later_p99_s: float
+    refusals: int
     refused: int
     failed: int
     lost: int
@@ -96,6 +111,11 @@ class Outcome:
     changes: tuple[tuple[float, str, int, int], ...]
     slices: tuple[float, ...]
     faults: tuple[str, ...]
+
+    @property
+    def not_served(self) -> int:
+        """Requests whose clients got no answer."""
+        return self.refused + self.failed + self.lost
 
     def changes_after(self, at: float, until: float = float("inf")) -> int:
         """How often a pool's size was changed."""
@@ -126,9 +146,14 @@ def run(settings: CellSettings, load: Load, plan: Plan | None, blackout: Blackou
         cell.events.run(until)
     counted = [one for one in cell.requests if one.arrived_at >= counted_from]
     ttft = [one.first_at - one.arrived_at for one in counted if one.first_at >= 0]
+    later = [one.came_at - one.arrived_at for one in counted if one.done and one.tries > 1]
     return Outcome(
         requests=len(counted),
         attainment=_served_well(counted, settings.targets),
+        returned=len(later),
+        later_p50_s=quantile(later, 0.5),
+        later_p99_s=quantile(later, 0.99),
+        refusals=sum(one.tries - (one.failure != REFUSED) for one in counted),
         refused=sum(one.failure == REFUSED for one in counted),
         failed=sum(bool(one.failure) and one.failure != REFUSED for one in counted),
         lost=sum(not one.done and not one.failure for one in cell.requests),

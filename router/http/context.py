@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from starlette.datastructures import Headers
 
 from router.http.errors import HttpError
+from router.refused import TRIED_KEYS
 from router.router_peers import TENANT_KEY
 from rpc import clocks
 from telemetry.tracing import TRACEPARENT_KEY
@@ -13,7 +14,7 @@ from telemetry.tracing import TRACEPARENT_KEY
 #: Header with a call's time limit in seconds.
 REQUEST_TIMEOUT = "x-request-timeout"
 #: Headers that are metadata of the call, under the same names.
-METADATA_KEYS = ("authorization", TRACEPARENT_KEY, "tracestate", TENANT_KEY)
+METADATA_KEYS = ("authorization", TRACEPARENT_KEY, "tracestate", TENANT_KEY, *TRIED_KEYS)
 
 Metadata = tuple[tuple[str, str], ...]
 

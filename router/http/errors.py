@@ -54,6 +54,8 @@ _TYPES = {
 }
 #: Statuses of failures that may be over in a moment.
 _RETRIED = frozenset({429, 503})
+#: Seconds of Retry-After at most: OpenAI's clients take no longer ones for an answer, and come back within seconds instead.
+RETRY_AFTER_MAX_S = 60
 
 
 class HttpError(Exception):
@@ -90,7 +92,8 @@ class HttpError(Exception):
         """Headers that go with the status. OpenAI's clients ask `x-should-retry` before they go by the status."""
         found = {}
         if self.status in _RETRIED:
-            found["retry-after"] = str(max(1, math.ceil(1.0 if self.retry_after_s is None else self.retry_after_s)))
+            after_s = 1.0 if self.retry_after_s is None else self.retry_after_s
+            found["retry-after"] = str(min(RETRY_AFTER_MAX_S, max(1, math.ceil(after_s))))
         else:
             found["x-should-retry"] = "false"
         if self.status == 408:

@@ -144,6 +144,8 @@ async def test_a_full_queue_and_a_cell_without_members_say_when_to_come_back(red
         await world.client.until_state("first", "queued")
         full = await http.post(COMPLETIONS, json=completion())
         assert (full.status_code, full.json()["error"]["code"], full.headers["retry-after"]) == (429, "QUEUE_FULL", "1")
+        await http.post(COMPLETIONS, json=completion(), headers={"x-stainless-retry-count": "1"})  # as OpenAI's clients come back
+        assert "tandem_router_offered_requests_total 2" in (await http.get("/metrics")).text
         await world.client.cancel("first")
         cancelled = await waiting
         assert (cancelled.status_code, cancelled.json()["error"]["type"]) == (499, "CancelledError")

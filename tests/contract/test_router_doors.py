@@ -49,6 +49,10 @@ async def test_a_full_queue_refuses_with_quota_and_delay(redis_url: str, cell: s
         assert refused.error is not None and refused.code is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert refused.error.reason == "QUEUE_FULL" and refused.error.retry_after_s and refused.error.quotas[0].value == 2
         assert await world.client.state("r3") == ""
+        await world.client.generate(request("r3"))  # it comes back
+        await world.client.generate(request("r4"), metadata=(("grpc-previous-rpc-attempts", "1"),))  # it was elsewhere before
+        assert world.routers[0].frame is not None
+        assert "tandem_router_offered_requests_total 4" in world.routers[0].frame.metrics.text()
         world.decode.script.output.release()
         answers = await asyncio.gather(first, *waiting)
         assert {answer.code for answer in answers} == {grpc.StatusCode.OK}

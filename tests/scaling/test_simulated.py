@@ -82,11 +82,23 @@ def test_a_burst_is_absorbed_and_the_pool_shrinks_afterwards() -> None:
 
 
 @pytest.mark.slow
+def test_who_comes_back_as_told_is_served_and_asks_for_no_more_members() -> None:
+    """In a burst that the pool can not serve before its new members work, all that are refused come back: each is served in the
+    end, and the pools are as large as for clients that are gone for good."""
+    stretches = (Stretch(60, RATE), Stretch(80, 2 * MORE * RATE), Stretch(120, RATE))
+    gone, back = (ran(*stretches, cell=replace(SMALL, patience_s=seconds)) for seconds in (0.0, 600.0))
+    assert gone.refused > 20 and gone.returned == 0
+    assert back.returned > 20 and back.refused == 0 and back.failed <= 0.01 * back.requests
+    most = [max(size for _, pool, _, size in one.changes if pool == "prefill") for one in (gone, back)]
+    assert most[1] <= 1.25 * most[0], "a request is offered once, however often its client comes"
+
+
+@pytest.mark.slow
 def test_who_would_wait_in_vain_is_refused_as_he_comes() -> None:
     """A pool that can not grow computes as much with the door as without, though fewer and longer prompts, since a long queue has
     more short ones to choose from; and hardly anybody fails after he has waited."""
     surge = (Stretch(10, RATE), Stretch(100, MORE * RATE))
-    outcome = ran(*surge, plan=None)
+    outcome = ran(*surge, plan=None, cell=replace(SMALL, patience_s=0.0))
     blind = ran(*surge, plan=None, cell=replace(SMALL, refuses_waits=False))
     assert blind.failed > 20 and blind.refused == 0
     assert outcome.refused > 20 and outcome.failed <= 0.15 * outcome.refused

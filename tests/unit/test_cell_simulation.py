@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from bench.cell_simulation.__main__ import changed
-from bench.cell_simulation.cell import Cell
+from bench.cell_simulation.cell import REFUSED, Cell
 from bench.cell_simulation.events import Events
 from bench.cell_simulation.figures import Gaps, Request
 from bench.cell_simulation.placing import RoundRobin
@@ -58,6 +58,20 @@ def test_too_few_pages_preempt_or_wait_and_too_long_a_queue_fails() -> None:
     assert cell.settings.pressure.reservation is Reservation.EXPECTED
     assert outcome.failed > 0
     assert all(request.done or request.failure == "queue clock" for request in cell.requests)
+
+
+@pytest.mark.slow
+def test_refused_clients_come_back_as_told_until_their_patience_ends() -> None:
+    few = replace(SMALL, queue=replace(SMALL.queue, max_requests=4), prefill_queued_tokens=20_000)
+    patient, hasty = (Cell(replace(few, patience_s=seconds), arrivals(80, 0.05)) for seconds in (600.0, 3.0))
+    patient.run()
+    assert all(one.done for one in patient.requests) and patient.away == 0
+    returned = [one for one in patient.requests if one.tries > 1]
+    assert returned and all(one.came_at >= one.arrived_at + 1.0 for one in returned)
+    hasty.run()
+    gone = [one for one in hasty.requests if one.failure == REFUSED]
+    assert gone and all(one.tries <= 4 for one in gone)
+    assert patient.check() == hasty.check() == []
 
 
 def test_a_step_costs_its_weights_its_kv_and_its_computing() -> None:

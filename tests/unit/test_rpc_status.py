@@ -126,3 +126,10 @@ def test_a_client_reads_what_the_server_wrote(error):
     assert found.resource == error.details.resource
     assert found.retry_after_s == error.details.retry_after_s
     assert found.request_id == error.details.request_id
+
+
+def test_retries_of_grpc_itself_wait_as_they_are_told_where_there_is_no_room():
+    full = status.resource_exhausted("full", "QUEUE_FULL", retry_after_s=12.5).to_status()
+    assert (status.PUSHBACK_KEY, "12500") in full.trailing_metadata
+    for error in (status.unavailable("away", "NO_MEMBER"), status.resource_exhausted("too much", "TOO_MUCH")):
+        assert status.PUSHBACK_KEY not in dict(error.to_status().trailing_metadata)

@@ -13,7 +13,8 @@ from lifecycle.record import AttemptKey
 from router.budget import Budget, Limits, Resource, Scope
 from router.member_facts import MemberLoad, Role
 from router.pool_views import PoolViews
-from router.queue import QueueLimits, Waiting, WaitTooLong
+from router.queue import QueueFull, QueueLimits, Waiting, WaitTooLong
+from router.refused import RETRY_AFTER_MAX_S
 from router.turnstile import AdmissionSettings, Admitted, Place, Turnstile
 from router.unseen import Sent, Unseen
 
@@ -170,12 +171,14 @@ def test_an_adapter_that_no_members_have_together_waits_and_those_behind_it_go()
 def one_at_a_time(waiting: int, seconds: int) -> tuple[Turnstile[Known], float]:
     """A turnstile that gives one ticket a second, with so many requests of four tokens in front of it at first; and the time."""
     pools = Pools()
-    turnstile = Turnstile(pools, AdmissionSettings(QueueLimits(), Limits(total_tokens=4)), random.Random(1))
+    settings = AdmissionSettings(QueueLimits(max_requests=500), Limits(total_tokens=4), queue_share=0.5)
+    turnstile = Turnstile(pools, settings, random.Random(1))
     places = [place_of(f"r{number}", "t") for number in range(waiting)]
     for place in places:
         turnstile.enter(place)
     assert [*turnstile.look(0.0)] == places[:1]
     for second in range(1, seconds + 1):
+        turnstile.committed(places[second - 1], float(second))
         turnstile.leave(places[second - 1], float(second))
         assert [*turnstile.look(float(second))] == [places[second]]
     return turnstile, float(seconds)
@@ -191,14 +194,46 @@ def test_who_would_wait_in_vain_is_refused_at_once_and_leaves_nothing() -> None:
     turnstile.enter(late)
     assert [*turnstile.look(now)] == []
     with pytest.raises(WaitTooLong) as refused:
-        turnstile.not_in_vain(late, 20.0, now)
-    assert 25 < refused.value.wait_s < 35 and refused.value.left_s == 20.0
+        turnstile.not_in_vain(late, 40.0, now)  # half of it is too short
+    assert 25 < refused.value.wait_s < 35 and refused.value.left_s == 40.0
+    assert refused.value.after_s == refused.value.wait_s
     assert turnstile.check() == [] and len(turnstile.queue) == 30 and turnstile.tickets == 1
     assert turnstile.queue.statistics().refused == 1
     turnstile.enter(late)  # it comes again and has more time
-    turnstile.not_in_vain(late, 60.0, now)
+    turnstile.not_in_vain(late, 90.0, now)
     turnstile.not_in_vain(late, None, now)
     assert len(turnstile.queue) == 31
+
+
+def test_who_comes_back_was_offered_once_and_each_is_told_a_time_of_its_own() -> None:
+    turnstile, now = one_at_a_time(41, 10)
+    offered = turnstile.queue.statistics().offered_tokens
+    told = []
+    for name in ("a", "b", "a", "c"):
+        turnstile.enter(place := place_of(name, "t", now))
+        with pytest.raises(WaitTooLong) as refused:
+            turnstile.not_in_vain(place, 30.0, now)
+        told.append(refused.value.after_s)
+    assert told[0] < told[1] == told[2] < told[3], "one after the other, as their turns will be"
+    counts = turnstile.queue.statistics()
+    assert (counts.offered_tokens, counts.returned) == (offered + 12, 1)
+    other = place_of("d", "t", now)
+    other.returned = True  # it was refused elsewhere
+    turnstile.enter(other)
+    assert turnstile.queue.statistics().offered_tokens == offered + 12
+
+
+def test_a_full_queue_tells_the_time_of_all_that_waits() -> None:
+    turnstile, now = one_at_a_time(500, 20)
+    while len(turnstile.queue) < 500:
+        turnstile.enter(place_of(f"more{len(turnstile.queue)}", "t", now))
+    with pytest.raises(QueueFull) as full:
+        turnstile.enter(late := place_of("late", "t", now))
+    assert full.value.after_s == RETRY_AFTER_MAX_S and turnstile.check() == []
+    offered = turnstile.queue.statistics().offered
+    with pytest.raises(QueueFull):
+        turnstile.enter(late)
+    assert turnstile.queue.statistics().offered == offered
 
 
 def test_the_queue_of_another_tenant_is_not_in_the_way() -> None:
@@ -221,14 +256,14 @@ def test_nobody_is_refused_by_a_pace_that_is_not_known() -> None:
 
 def test_prompts_are_offered_once_and_ready_once() -> None:
     turnstile, now = one_at_a_time(12, 10)
-    assert turnstile.queue.statistics().offered_tokens == 48 and turnstile.ready_tokens == 0
+    assert turnstile.queue.statistics().offered_tokens == 48 and turnstile.ready_tokens == 40
     turnstile.enter(place := place_of("more", "t", now))
     turnstile.leave(place, now)
     last = place_of("last", "t", now)
     turnstile.enter(last)
     turnstile.queue.remove("r11")
     turnstile.committed(last, now)  # it holds nothing yet
-    assert turnstile.queue.statistics().offered_tokens == 56 and turnstile.ready_tokens == 0
+    assert turnstile.queue.statistics().offered_tokens == 56 and turnstile.ready_tokens == 40
 
 
 @pytest.mark.parametrize(("prompt", "limits"), [(50, Limits(tenant_tokens=50, total_tokens=50)), (400, Limits())])
