@@ -106,8 +106,7 @@ async def test_what_the_check_takes_is_told_as_a_phase_of_the_request(redis_url:
         world.decode.script.grammar.release()
         timings = (await task).completed.timings
         assert timings.check_s >= held_s > 0
-        phases = timings.check_s, timings.queue_s, timings.prefill_s, timings.handover_exposed_s
-        assert sum(phases) <= timings.total_s
+        assert timings.check_s + timings.queue_s <= timings.total_s
         assert (await world.client.get("r1")).timings.check_s == timings.check_s
         assert 'tandem_router_phase_seconds_count{phase="check"} 1.0' in world.routers[0].frame.metrics.text()
 
