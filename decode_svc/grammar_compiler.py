@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine.grammar_child import BAD, COMPILED, LENGTH, pack_rule
@@ -16,8 +16,15 @@ _LOG = logging.getLogger("decode.grammar")
 
 #: For the child to be there, the first time and after it was killed, in seconds.
 START_S = 30.0
+#: Starts of a child that ends before it says anything: between fork and exec of a process with threads of gRPC it may die of what
+#: is not its fault.
+STARTS = 3
+#: The program of the child, before its limits.
+CHILD = (sys.executable, "-m", "engine.grammar_child")
 #: A compiled grammar as text is at most so many times as long as it is in memory.
 SAVED_PER_BYTE = 8
+#: What a child's end shows as; RuntimeError where uvloop has closed the pipe already.
+_DIED = (OSError, asyncio.IncompleteReadError, RuntimeError)
 
 
 class GrammarCostly(Exception):
@@ -36,8 +43,9 @@ class CompileLimits:
 class ChildCompiler:
     """Starts its child with the first grammar. Lives on the event loop."""
 
-    def __init__(self, make_vocabulary: Callable[[], Vocabulary], limits: CompileLimits) -> None:
+    def __init__(self, make_vocabulary: Callable[[], Vocabulary], limits: CompileLimits, program: Sequence[str] = CHILD) -> None:
         """`make_vocabulary` is called once, in a thread. It raises BadGrammar for a model that grammars cannot be used with."""
+        self._program = tuple(program)
         self._make_vocabulary = make_vocabulary
         self._limits = limits
         self._vocabulary: Vocabulary | None = None
@@ -69,22 +77,31 @@ class ChildCompiler:
             self._vocabulary = await asyncio.to_thread(self._make_vocabulary)
         if self._child is not None and self._child.returncode is None:
             return self._vocabulary, self._child
+        saved = await asyncio.to_thread(lambda vocabulary: vocabulary.saved.encode(), self._vocabulary)
+        for number in range(1, STARTS + 1):
+            child = await self._started()
+            try:
+                async with asyncio.timeout(START_S):
+                    await self._exchange(child, saved)
+                return self._vocabulary, child
+            except TimeoutError:
+                _LOG.error("the process that compiles grammars did not start within %g s", START_S)
+                break
+            except _DIED as failed:
+                await self._kill()
+                _LOG.warning("the process that compiles grammars ended with %s, start %d: %r", child.returncode, number, failed)
+        raise GrammarCostly("cannot be compiled here now: the compiler does not start")
+
+    async def _started(self) -> asyncio.subprocess.Process:
         limits = self._limits
         self._child = child = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "engine.grammar_child"),
+            *self._program,
             *(str(limits.compile_s), str(limits.memory_bytes), str(limits.compiled_bytes)),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
         )
-        saved = await asyncio.to_thread(lambda vocabulary: vocabulary.saved, self._vocabulary)
-        try:
-            async with asyncio.timeout(START_S):
-                await self._exchange(child, saved.encode())
-        except (TimeoutError, OSError, asyncio.IncompleteReadError) as failed:
-            _LOG.error("the process that compiles grammars does not start: %r", failed)
-            raise GrammarCostly("cannot be compiled here now: the compiler does not start") from None
-        return self._vocabulary, child
+        return child
 
     async def _asked(self, child: asyncio.subprocess.Process, rule: GrammarRule) -> bytes:
         limits = self._limits
@@ -93,7 +110,7 @@ class ChildCompiler:
                 return await self._exchange(child, pack_rule(rule))
         except TimeoutError:
             raise GrammarCostly(f"takes more than {limits.compile_s:g} s to compile") from None
-        except (OSError, asyncio.IncompleteReadError):
+        except _DIED:
             raise GrammarCostly(f"cannot be compiled within {limits.memory_bytes} bytes of memory") from None
 
     async def _exchange(self, child: asyncio.subprocess.Process, request: bytes) -> bytes:

@@ -3,10 +3,11 @@
 import asyncio
 import json
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
-from decode_svc.grammar_compiler import ChildCompiler, CompileLimits, GrammarCostly
+from decode_svc.grammar_compiler import CHILD, ChildCompiler, CompileLimits, GrammarCostly
 from decode_svc.grammars import GrammarBusy, GrammarLimits, GrammarNews, Grammars
 from engine.grammar_library import Vocabulary
 from engine.grammar_state import GrammarState
@@ -198,6 +199,25 @@ async def test_memory_beyond_the_limit_costs_the_child_only() -> None:
         GrammarState(await compiler.compile(regex("b")))
     finally:
         await compiler.close()
+
+
+@pytest.mark.slow
+async def test_a_child_that_dies_as_it_starts_is_started_again(tmp_path: Path) -> None:
+    """The first start of two ends at once, and of another compiler every one."""
+    once, never = tmp_path / "once", tmp_path / "never"
+    once.write_text(f'#!/bin/sh\nmkdir {tmp_path}/seen 2>/dev/null && exit 3\nexec {" ".join(CHILD)} "$@"\n')
+    never.write_text("#!/bin/sh\nexit 3\n")
+    for program in (once, never):
+        program.chmod(0o700)
+    compiler = ChildCompiler(lambda: VOCABULARY, CompileLimits(), [str(once)])
+    try:
+        assert await compiler.compile(regex("[ab]"))
+    finally:
+        await compiler.close()
+    compiler = ChildCompiler(lambda: VOCABULARY, CompileLimits(), [str(never)])
+    with pytest.raises(GrammarCostly, match="the compiler does not start"):
+        await compiler.compile(regex("[ab]"))
+    await compiler.close()
 
 
 async def test_a_tokenizer_without_a_table_has_no_grammars() -> None:
