@@ -332,6 +332,32 @@ def test_b06_a_fence_keeps_out_a_writer_that_was_frozen_in_the_middle(wire):
     return None
 
 
+def test_what_is_in_flight_to_an_agent_that_was_replaced_has_ended(wire):
+    """Nothing tells the writer of the old agent's end: its reader stands still. The new one says that the old one is no more."""
+    if wire.kind != "tcp":
+        return
+    with wire.another("reader") as reader, wire.another("reader") as later:
+        endpoint = reader.do("endpoint", wire.writer.name)
+        assert wire.writer.do("connect", endpoint) == ""
+        name, number, _ = endpoint.agent.rsplit("-", 2)
+        reader.freeze()
+        ours, theirs = wire.writer.do("slabs")[0], endpoint.slabs[0]
+        ranges = (Range(ours.base_address, theirs.base_address, theirs.size_bytes),) * 64
+        assert wire.writer.do("post_and_poll", Push(7, endpoint.agent, ranges, b"never")) == ""
+        assert wire.writer.do("poll_times", 200) == []
+        other = later.do("endpoint", wire.writer.name)
+        assert wire.writer.do("connect", other) == "" and wire.writer.do("poll_times", 10) == []
+        again = later.do("successor", name, int(number) + 1, wire.writer.name)
+        assert wire.writer.do("connect", again) == ""
+        assert [(one.push_id, one.cause) for one in wire.writer.do("finish")] == [(7, CAUSE_PEER_GONE)]
+        assert wire.writer.do("post_pages", 8, again, [(1, 1)]) == ""
+        wire.writer.start("finish")
+        assert later.do("wait_checked", 1) == [8]
+        assert [one.ok for one in wire.writer.answer()] == [True]
+        reader.kill()
+    goes_on(wire)
+
+
 def goes_on(wire: Wire) -> None:
     """The first pair works as before."""
     endpoint = wire.connect()

@@ -185,6 +185,13 @@ class Node:
         self.agents.add(endpoint.agent)
         return endpoint
 
+    def successor(self, name: str, number: int, writer: str) -> Endpoint:
+        """The endpoint of the agent with that number of a reader of that name, whose part this node takes from here on."""
+        self.end = self.receiver = self.make(name)
+        others = [self.receiver.endpoint(f"other {one}") for one in range(1, number)]
+        assert len(others) == number - 1
+        return self.endpoint(writer)
+
     def wait(self, count: int) -> list[tuple[str, bytes]]:
         """Notices, once there are so many."""
         notices: list[tuple[str, bytes]] = []
