@@ -269,8 +269,8 @@ class NixlSender:
 
     def _end_replaced(self, name: str) -> None:
         """A reader has one agent for a writer, and makes the next when it has destroyed the last: nothing that is in flight to an
-        earlier one lands any more. UCX tells the end of most such writes. Of one that was under way when its writer was stopped for
-        eight seconds, and fenced, it told nothing in five minutes."""
+        earlier one lands any more. UCX tells the end of most such writes; of one that was under way when its writer was stopped
+        for eight seconds and fenced it told nothing in five minutes."""
         for push_id, entry in list(self._in_flight.items()):
             if _replaces(name, entry.agent):
                 with contextlib.suppress(*self._open().errors):

@@ -47,8 +47,8 @@ class Connection:
 
 @dataclass(slots=True)
 class Story:
-    """What one client got. `several`: it asked for choices. `left`: it went away on purpose and did not come back. `gap`: it
-    knows by the number of its end that it lacks events which went with their router."""
+    """What one client got. `several`: it asked for choices. `left`: it went away on purpose and did not come back. `twice`: another
+    one asks for the same. `gap`: it knows by the number of its end that it lacks events which went with their router."""
 
     request_id: str
     several: bool = False
@@ -56,6 +56,7 @@ class Story:
     connections: list[Connection] = field(default_factory=list)
     cancels: list[pb.CancelResponse] = field(default_factory=list)
     left: bool = False
+    twice: bool = False
     gap: bool = False
     broken: str = ""
 
@@ -83,7 +84,7 @@ class Story:
     def take(self, event: pb.GenerateResponse, wanted: int) -> None:
         """One event of a connection on which `wanted` is next. Raises Broken."""
         number, kind = event.sequence_no, event.WhichOneof("event")
-        if kind == "completed" and wanted == 0 and self.connections and self.completed is None:
+        if kind == "completed" and wanted == 0 and (self.connections or self.twice) and self.completed is None:
             # Asked again when nothing but its end is known any more; how far its router had come nobody knows (0, or beyond all).
             if 0 < number < len(self.events):
                 raise Broken(f"the end alone has number {number} after {len(self.events)} events")
@@ -125,7 +126,7 @@ class Client:
         """`forgetful`: the store loses its memory in this round, and is told again by the request's router."""
         self.order = order
         self.request = request
-        self.story = Story(request.request_id, order.shape.several)
+        self.story = Story(request.request_id, order.shape.several, twice=order.manner is Manner.TWICE)
         #: Set when the first call was made.
         self.asked = asyncio.Event()
         self.done = False
