@@ -47,8 +47,8 @@ class Connection:
 
 @dataclass(slots=True)
 class Story:
-    """What one client got. `several`: it asked for choices. `left`: it went away on purpose and did not come back. `twice`: another
-    one asks for the same. `gap`: it knows by the number of its end that it lacks events which went with their router."""
+    """What one client got. `several`: it asked for choices. `left`: it went away on purpose and did not come back. `twice`:
+    another one asks for the same. `gap`: it knows by the number of its end that it lacks events which went with their router."""
 
     request_id: str
     several: bool = False
