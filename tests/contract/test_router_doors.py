@@ -1,8 +1,11 @@
 """The doors of a router: ids used twice, bounds, pools and stores that are away, drain, models, health, metrics, traces."""
 
 import asyncio
+import itertools
 import os
 import signal
+from collections.abc import Iterator
+from functools import partial
 
 import grpc
 import pytest
@@ -12,7 +15,7 @@ from router.embedded import EmbeddedServer
 from tandem.v1 import inference_pb2 as pb
 from tests.otlp_collector import OtlpCollector
 from tests.redis_server import cell, redis_url
-from tests.router_world import request, router_world, until
+from tests.router_world import World, request, router_world, until
 
 __all__ = ["cell", "redis_url"]
 
@@ -102,12 +105,14 @@ async def test_a_tenants_limit_keeps_nobody_from_a_request_that_runs_elsewhere(
 async def test_no_members_is_unavailable_and_leaves_nothing(redis_url: str, cell: str) -> None:
     async with router_world(redis_url, cell) as world:
         await world.prefill.stop()
+        await until(partial(_refusal, world, itertools.count(1)), "NO_MEMBER", 60.0)
+        await world.at_rest()
 
-        async def code() -> str:
-            answer = await world.client.generate(request("r1"))
-            return answer.error.reason if answer.error else ""
 
-        await until(code, "NO_MEMBER")
+async def _refusal(world: World, numbers: Iterator[int]) -> str:
+    """Why one more request is refused; each has an id of its own, for one that came before its router knew has an end."""
+    answer = await world.client.generate(request(f"again-{next(numbers)}"))
+    return answer.error.reason if answer.error else ""
 
 
 async def test_without_a_decode_member_no_limit_of_pages_is_met(redis_url: str, cell: str) -> None:
@@ -115,24 +120,14 @@ async def test_without_a_decode_member_no_limit_of_pages_is_met(redis_url: str, 
     async with router_world(redis_url, cell, tenant_pages=1, total_pages=1) as world:
         assert (await world.client.generate(request("r0"))).code is grpc.StatusCode.OK
         await world.decode.stop()
-
-        async def code() -> str:
-            answer = await world.client.generate(request("r1"))
-            return answer.error.reason if answer.error else ""
-
-        await until(code, "NO_MEMBER")
+        await until(partial(_refusal, world, itertools.count(1)), "NO_MEMBER", 60.0)
 
 
 async def test_a_draining_pool_takes_nothing(redis_url: str, cell: str) -> None:
     async with router_world(redis_url, cell) as world:
         world.decode.load.draining = True
         world.decode.tell()
-
-        async def code() -> str:
-            answer = await world.client.generate(request("r1"))
-            return answer.error.reason if answer.error else ""
-
-        await until(code, "NO_MEMBER")
+        await until(partial(_refusal, world, itertools.count(1)), "NO_MEMBER", 60.0)
 
 
 async def test_two_routers_share_one_budget(redis_url: str, cell: str) -> None:
