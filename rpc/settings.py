@@ -157,8 +157,8 @@ def load_settings(
     parser = _parser(fields, prog, description)
     known, unknown = parser.parse_known_args(argv)
     if unknown:
-        near = _did_you_mean(unknown[0].partition("=")[0], [one.flag for one in fields.values()])
-        parser.error(f"{unknown[0]} is not a setting{near}")
+        flag = unknown[0].partition("=")[0]  # what follows may be a secret
+        parser.error(f"{flag} is not a setting{_did_you_mean(flag, [one.flag for one in fields.values()])}")
     flags = vars(known)
     flags.pop("check_settings")  # load_or_exit's
     for one in fields.values():

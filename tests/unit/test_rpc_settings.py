@@ -130,7 +130,7 @@ def test_settings_can_be_checked_without_a_start(capsys):
 
 
 def test_a_flag_that_is_no_setting_is_told_with_the_one_that_it_resembles():
-    with pytest.raises(SettingsError, match=r"--cont=3 is not a setting; did you mean --count\? \(--help lists the settings\)"):
+    with pytest.raises(SettingsError, match=r"--cont is not a setting; did you mean --count\? \(--help lists the settings\)"):
         load_settings(Example, [*URL, "--cont=3"], {})
 
 
